@@ -1,0 +1,1 @@
+"""The client's side of a round: local training and its losses."""

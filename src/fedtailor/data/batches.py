@@ -1,0 +1,193 @@
+"""What a batch is, and data sets as whole tensors: no Python object per example, floats only where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.errors import FedtailorError
+
+Batch = tuple[Tensor, ...] | dict[str, Tensor]
+"""A tuple whose last entry is the target, or a dict that holds the target under one of ``TARGET_KEYS``."""
+
+Preparation = Callable[[Batch, torch.Generator | None], Batch]
+"""Turns stored columns into what the model sees. With a generator it may augment (training); without, it must not."""
+
+TARGET_KEYS = ("target", "targets", "label", "labels", "y")
+
+
+class MapStyleDataset(Sized, Protocol):
+    """What ``Examples.from_dataset`` needs of a PyTorch data set."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def target_key(batch: Mapping[str, Any]) -> str:
+    """The key of a dict batch that holds the target."""
+    found = [key for key in TARGET_KEYS if key in batch]
+    if len(found) != 1:
+        raise FedtailorError(
+            f"batch keys {sorted(batch)}: expected exactly one of {', '.join(TARGET_KEYS)} as the target"
+        )
+    return found[0]
+
+
+def target_of(batch: Batch) -> Tensor:
+    """The labels of a batch.
+
+    >>> target_of((torch.zeros(2, 3), torch.tensor([0, 1])))
+    tensor([0, 1])
+    """
+    if isinstance(batch, dict):
+        return batch[target_key(batch)]
+    return batch[-1]
+
+
+def inputs_of(batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Positional and keyword arguments for the module: everything but the target."""
+    if isinstance(batch, dict):
+        key = target_key(batch)
+        return (), {name: value for name, value in batch.items() if name != key}
+    return tuple(batch[:-1]), {}
+
+
+def batch_size(batch: Batch) -> int:
+    """How many examples a batch holds."""
+    return len(target_of(batch))
+
+
+def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
+    """The batch with ``function`` applied to each of its tensors."""
+    if isinstance(batch, dict):
+        return {name: function(value) for name, value in batch.items()}
+    return tuple(function(value) for value in batch)
+
+
+def as_tensor(values: object) -> Tensor:
+    """A tensor of a tensor, an array or nested lists of numbers; memory is shared where that is possible.
+
+    Arrays and lists of float64 become float32, the type of the models; a tensor keeps the type it was given.
+    """
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.ascontiguousarray(values)
+    if array.dtype == object or array.dtype.kind not in "biuf":
+        raise FedtailorError(f"a column of type {array.dtype}: expected numbers of one shape per example")
+    if not array.flags.writeable:
+        array = array.copy()  # a tensor over read-only memory would let a write go through
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)  # torch computes little with unsigned types above 8 bits
+    return torch.from_numpy(array)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A data set as whole tensors of equal length: one per input, the last (or the target key) holds the labels.
+
+    ``indices`` picks rows of the columns, so that the parts of a million clients share one copy of the data.
+    ``preparation`` runs on each batch that is taken: pixels rest as uint8 and become floats only there.
+
+    >>> examples = Examples.of([[0.0], [1.0], [2.0]], [0, 1, 0])
+    >>> examples.subset([2, 0]).take(torch.tensor([0]))
+    (tensor([[2.]]), tensor([0]))
+    """
+
+    columns: Batch
+    indices: Tensor | None = None
+    preparation: Preparation | None = None
+
+    def __post_init__(self) -> None:
+        values = list(self.columns.values()) if isinstance(self.columns, dict) else list(self.columns)
+        if len(values) < 2:
+            raise FedtailorError(f"examples with {len(values)} column(s): expected at least an input and a target")
+        if any(value.dim() == 0 for value in values):
+            raise FedtailorError("examples with a column that is a single number: expected one entry per example")
+        lengths = {len(value) for value in values}
+        if len(lengths) != 1:
+            raise FedtailorError(f"examples with columns of lengths {sorted(lengths)}: expected equal lengths")
+        if isinstance(self.columns, dict):
+            target_key(self.columns)
+        if self.indices is not None and (self.indices.dim() != 1 or self.indices.dtype != torch.int64):
+            raise FedtailorError(
+                f"indices of shape {tuple(self.indices.shape)} and type {self.indices.dtype}: expected 1-D int64"
+            )
+
+    @classmethod
+    def of(cls, *inputs_then_labels: object, preparation: Preparation | None = None) -> Examples:
+        """Examples from tensors, arrays or lists, the labels last: ``Examples.of(x, y)``."""
+        return cls(tuple(as_tensor(values) for values in inputs_then_labels), preparation=preparation)
+
+    @classmethod
+    def named(cls, columns: Mapping[str, object], preparation: Preparation | None = None) -> Examples:
+        """Examples from named columns; the names of the inputs are the module's keyword arguments."""
+        return cls({name: as_tensor(values) for name, values in columns.items()}, preparation=preparation)
+
+    @classmethod
+    def from_dataset(cls, dataset: MapStyleDataset, preparation: Preparation | None = None) -> Examples:
+        """Examples from any map-style PyTorch data set, read once and kept as whole tensors.
+
+        Random transforms of ``dataset`` are drawn once, here; augmentation that should change with every
+        batch belongs in ``preparation``.
+        """
+        from fedtailor.data.own import columns_of_dataset
+
+        return cls(columns_of_dataset(dataset), preparation=preparation)
+
+    def __len__(self) -> int:
+        return len(target_of(self.columns)) if self.indices is None else len(self.indices)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the columns are."""
+        return target_of(self.columns).device
+
+    @property
+    def targets(self) -> Tensor:
+        """The labels of the held examples; integer labels as int64, the type that losses want."""
+        labels = target_of(self.columns)
+        return _as_labels(labels if self.indices is None else labels.index_select(0, self.indices))
+
+    def take(self, indices: Tensor, *, generator: torch.Generator | None = None) -> Batch:
+        """The prepared batch at ``indices`` (positions among the held examples); a generator allows augmentation."""
+        rows = indices.to(self.device)
+        if self.indices is not None:
+            rows = self.indices.index_select(0, rows)
+        batch = map_tensors(self.columns, lambda column: column.index_select(0, rows))
+        if isinstance(batch, dict):
+            batch[target_key(batch)] = _as_labels(target_of(batch))
+        else:
+            batch = (*batch[:-1], _as_labels(batch[-1]))
+        return batch if self.preparation is None else self.preparation(batch, generator)
+
+    def subset(self, indices: Tensor | np.ndarray[Any, Any] | list[int]) -> Examples:
+        """The examples at ``indices`` as a data set of their own; the columns are shared, not copied."""
+        rows = as_tensor(indices).to(device=self.device, dtype=torch.int64)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise FedtailorError(f"indices {int(rows.min())} to {int(rows.max())}: expected 0 to {len(self) - 1}")
+        return replace(self, indices=rows if self.indices is None else self.indices.index_select(0, rows))
+
+    def prepared_by(self, preparation: Preparation | None) -> Examples:
+        """The same examples with another preparation."""
+        return replace(self, preparation=preparation)
+
+    def to(self, device: torch.device | str) -> Examples:
+        """The same examples on another device; a preparation that holds tensors moves too."""
+        preparation = self.preparation
+        if preparation is not None and hasattr(preparation, "to"):
+            preparation = preparation.to(device)
+        return Examples(
+            map_tensors(self.columns, lambda column: column.to(device)),
+            None if self.indices is None else self.indices.to(device),
+            preparation,
+        )
+
+
+def _as_labels(labels: Tensor) -> Tensor:
+    return labels if labels.is_floating_point() else labels.long()

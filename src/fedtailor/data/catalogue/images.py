@@ -1,0 +1,92 @@
+"""What all known sets of images share: pixels as uint8 (N, C, H, W), names of labels, a preparation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.data.batches import Examples
+from fedtailor.data.files import broken
+from fedtailor.data.formats.npz import read_npz
+from fedtailor.data.partitions import Array
+from fedtailor.data.sources import Dataset, Layout
+from fedtailor.data.transforms import ImagePreparation
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """What a reader found: images and labels of both parts, and who made them where that is known."""
+
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    client_train: Array | None = None
+    client_test: Array | None = None
+    client_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A known set of images: how its pixels, labels and preparation must be, whichever file they came from."""
+
+    name: str
+    shape: tuple[int, int, int]  # channels, height, width
+    label_names: tuple[str, ...]
+    preparation: ImagePreparation
+
+    def dataset(self, arrays: Arrays, where: Path) -> Dataset:
+        """The data set of these arrays; ``where`` names the file in errors."""
+        return Dataset(
+            name=self.name,
+            train=self._examples(arrays.x_train, arrays.y_train, where),
+            test=self._examples(arrays.x_test, arrays.y_test, where),
+            num_classes=len(self.label_names),
+            label_names=self.label_names,
+            client_train=arrays.client_train,
+            client_test=arrays.client_test,
+            client_names=arrays.client_names,
+        )
+
+    def _examples(self, images: Array, labels: Array, where: Path) -> Examples:
+        if len(images) != len(labels):
+            raise broken(where, f"has {len(images)} images and {len(labels)} labels, expected as many")
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise broken(where, f"has labels of type {labels.dtype} and shape {labels.shape}, expected whole numbers")
+        return Examples.of(self.pixels(images, where), labels, preparation=self.preparation)
+
+    def pixels(self, images: Array, where: Path) -> Array:
+        """Images of any usual layout as uint8 (N, C, H, W): grey or flat, channels last, floats from 0 to 1."""
+        channels, height, width = self.shape
+        count = len(images)
+        if images.shape[1:] in {(height, width), (channels * height * width,)}:
+            images = images.reshape(count, channels, height, width)
+        elif images.shape[1:] == (height, width, channels):
+            images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+        if images.shape[1:] != self.shape:
+            raise broken(where, f"has images of shape {images.shape[1:]}, expected {self.shape}")
+        if images.dtype == np.uint8:
+            return images
+        if images.dtype.kind != "f" or (count and not 0 <= float(images.min()) <= float(images.max()) <= 1):
+            raise broken(where, f"has pixels of type {images.dtype}, expected bytes, or floats from 0 to 1")
+        return np.rint(images * 255).astype(np.uint8)
+
+    def npz_layout(self) -> Layout:
+        """Every set is also read from one ``<name>.npz``."""
+        return Layout((f"{self.name}.npz",), self._read_npz)
+
+    def _read_npz(self, path: Path) -> Dataset:
+        arrays = read_npz(path)
+        names = arrays.get("client_names")
+        found = Arrays(
+            arrays["x_train"],
+            arrays["y_train"],
+            arrays["x_test"],
+            arrays["y_test"],
+            arrays.get("client_train"),
+            arrays.get("client_test"),
+            None if names is None else tuple(names.tolist()),
+        )
+        return self.dataset(found, path)

@@ -1,0 +1,257 @@
+"""A data set spread over clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.data.batches import Batch, Examples
+from fedtailor.data.partitions import Array, Partition
+from fedtailor.data.sources import Dataset
+from fedtailor.data.splits import DataSettings, class_labels, hold_back, split, split_by_id
+from fedtailor.data.transforms import Plain
+from fedtailor.errors import FedtailorError
+from fedtailor.server.seeds import Seeds
+
+__all__ = ["DataSettings", "FederatedData", "Parts", "federate", "own_dataset"]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Examples with one part for each client."""
+
+    examples: Examples
+    partition: Partition
+    names: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    def part(self, client: int) -> Examples:
+        """The examples of one client; the columns are shared with all others."""
+        return self.examples.subset(self.partition[client])
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A data set spread over clients: one part of the training examples each, one test set for all."""
+
+    name: str
+    train: Examples
+    test: Examples
+    partition: Partition
+    num_classes: int
+    label_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] | None = None
+    tests: Parts | None = None  # the clients' own test sets, as many parts as clients
+    unseen: Parts | None = None  # clients never seen in training, with test examples only
+
+    def __post_init__(self) -> None:
+        empty = np.flatnonzero(self.partition.sizes == 0)
+        if len(empty):
+            raise FedtailorError(f"client {self.client_name(int(empty[0]))} has no data: expected at least 1 example")
+        last = int(self.partition.order.max())
+        if last >= len(self.train):
+            raise FedtailorError(f"example {last} of the partition: expected 0 to {len(self.train) - 1}")
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients take part in training."""
+        return len(self.partition)
+
+    @property
+    def sizes(self) -> Array:
+        """How many training examples each client holds."""
+        return self.partition.sizes
+
+    def client_name(self, client: int) -> str:
+        """The name of a natural client, or its number."""
+        return str(client) if self.client_names is None else self.client_names[client]
+
+    def client(self, client: int) -> Examples:
+        """The training examples of one client."""
+        return self.train.subset(self.partition[client])
+
+    def client_test(self, client: int) -> Examples | None:
+        """The client's own test examples, where the data set has such."""
+        if self.tests is None or self.tests.partition.sizes[client] == 0:
+            return None
+        return self.tests.part(client)
+
+    def example(self, count: int = 2) -> Batch:
+        """A small prepared batch, for tracing a model."""
+        return self.train.take(torch.arange(min(count, len(self.train))))
+
+    def label_counts(self) -> Array:
+        """How many examples of each class each client holds, int64 (clients, classes)."""
+        labels = class_labels(self.train, self.num_classes, "label counts")
+        owners = np.repeat(np.arange(self.num_clients), self.sizes)
+        cells = owners * self.num_classes + labels[self.partition.order]
+        return np.bincount(cells, minlength=self.num_clients * self.num_classes).reshape(self.num_clients, -1)
+
+    def fingerprint(self) -> str:
+        """``data-split``: a hash of all examples and one of who holds which, to notice when either changed."""
+        data = hashlib.blake2b(digest_size=8)
+        for examples in (self.train, self.test):
+            for tensor in _stored_tensors(examples):
+                data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+                data.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        split = hashlib.blake2b(digest_size=8)
+        for array in (self.partition.order, self.partition.offsets):
+            split.update(np.ascontiguousarray(array, dtype=np.int64).data)
+        return f"{data.hexdigest()}-{split.hexdigest()}"
+
+    def check_fingerprint(self, saved: str) -> None:
+        """Refuse to go on with data that is not the data of a saved run."""
+        now = self.fingerprint()
+        if now == saved:
+            return
+        what = "the examples" if now.split("-")[0] != saved.split("-")[0] else "the split over clients"
+        raise FedtailorError(
+            f"data set {self.name} changed since the run was saved: {what} differ "
+            f"(fingerprint {now}, saved {saved})"
+        )
+
+    @classmethod
+    def from_examples(
+        cls,
+        train: Examples,
+        test: Examples,
+        *,
+        parts: list[Array] | list[list[int]] | None = None,
+        client_train: object = None,
+        client_test: object = None,
+        num_classes: int | None = None,
+        name: str = "own data",
+        seeds: Seeds | None = None,
+        **settings: Any,
+    ) -> FederatedData:
+        """One's own examples as federated data, split in one of three ways.
+
+        ``parts``: for each client, the positions of its training examples. ``client_train`` (and ``client_test``):
+        for each example, the id of its client, a number or a name; an id that only ``client_test`` has is
+        a client never seen in training. Otherwise ``clients``, ``partition`` and the other fields of
+        ``DataSettings`` say how the examples are spread.
+        """
+        dataset = own_dataset(
+            train, test, client_train=client_train, client_test=client_test, num_classes=num_classes, name=name
+        )
+        if parts is not None:
+            partition = Partition.from_parts(parts)
+            return cls(name, train, test, partition, dataset.num_classes)
+        if client_train is not None:
+            settings = {"partition": "natural", "clients": len(np.unique(dataset.client_train)), **settings}
+            settings = {"min_examples": 1, **settings}
+        return federate(dataset, DataSettings(**settings), seeds or Seeds(0))
+
+
+def own_dataset(
+    train: Examples,
+    test: Examples,
+    *,
+    client_train: object = None,
+    client_test: object = None,
+    num_classes: int | None = None,
+    name: str = "own data",
+    label_names: tuple[str, ...] = (),
+) -> Dataset:
+    """One's own examples as a ``Dataset``; without ``num_classes``, the largest integer label decides."""
+    if num_classes is None:
+        labels = [part.targets for part in (train, test) if len(part)]
+        whole = all(not part.is_floating_point() for part in labels)
+        num_classes = max(int(part.max()) for part in labels) + 1 if labels and whole else 0
+    return Dataset(
+        name,
+        train,
+        test,
+        max(num_classes, 0),
+        label_names,
+        None if client_train is None else np.asarray(client_train),
+        None if client_test is None else np.asarray(client_test),
+    )
+
+
+def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> FederatedData:
+    """Spread a data set over clients.
+
+    The same data, settings and seed give the same split; where the data set knows who made which example
+    and the partition is natural, clients keep their own test examples, and clients that only
+    the test part knows (or that were not drawn) are the unseen ones.
+    """
+    train, ids = dataset.train, dataset.client_train
+    if not settings.augment and train.preparation is not None:
+        train = train.prepared_by(Plain(train.preparation))
+    if settings.limit is not None and settings.limit < len(train):
+        kept = np.sort(seeds.numpy("limit").permutation(len(train))[: settings.limit])
+        train, ids = train.subset(kept), None if ids is None else ids[kept]
+    names: tuple[str, ...] | None = None
+    tests: Parts | None = None
+    unseen: Parts | None = None
+    if settings.partition == "natural":
+        partition, chosen = split_by_id(dataset.name, ids, settings, seeds)
+        names = _names_of(chosen, dataset)
+        if dataset.client_test is not None:
+            tests, unseen = _tests_by_id(dataset, dataset.client_test, chosen)
+    else:
+        partition = split(train, dataset.num_classes, settings, seeds)
+    if settings.local_test > 0:
+        partition, held_back = hold_back(partition, settings.local_test, seeds)
+        tests = Parts(train, held_back, names)
+    return FederatedData(
+        name=dataset.name,
+        train=train,
+        test=dataset.test,
+        partition=partition,
+        num_classes=dataset.num_classes,
+        label_names=dataset.label_names,
+        client_names=names,
+        tests=tests,
+        unseen=unseen,
+    )
+
+
+def _tests_by_id(dataset: Dataset, ids: Array, chosen: Array) -> tuple[Parts, Parts | None]:
+    """The test examples of the chosen clients (sorted ids), and those of everyone else."""
+    position = np.searchsorted(chosen, ids)
+    known = position < len(chosen)
+    known[known] = chosen[position[known]] == ids[known]
+    tests = Parts(
+        dataset.test,
+        Partition.from_owners(np.where(known, position, -1), len(chosen)),
+        _names_of(chosen, dataset),
+    )
+    if known.all():
+        return tests, None
+    others, owners = np.unique(ids[~known], return_inverse=True)
+    all_owners = np.full(len(ids), -1)
+    all_owners[~known] = owners.reshape(-1)
+    return tests, Parts(
+        dataset.test, Partition.from_owners(all_owners, len(others)), _names_of(others, dataset)
+    )
+
+
+def _names_of(ids: Array, dataset: Dataset) -> tuple[str, ...]:
+    if dataset.client_names is None:
+        return tuple(map(str, ids.tolist()))
+    return tuple(dataset.client_names[position] for position in ids.tolist())
+
+
+def _stored_tensors(examples: Examples) -> list[Tensor]:
+    """Everything that decides what the examples are: columns, chosen rows, and the text of windows."""
+    columns = examples.columns
+    tensors = list(columns.values()) if isinstance(columns, dict) else list(columns)
+    if examples.indices is not None:
+        tensors.append(examples.indices)
+    preparation = examples.preparation
+    if isinstance(preparation, Plain):
+        preparation = preparation.preparation
+    if dataclasses.is_dataclass(preparation):
+        values = vars(preparation).values()
+        tensors += [value for value in values if isinstance(value, Tensor)]
+    return tensors

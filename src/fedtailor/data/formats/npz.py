@@ -1,0 +1,36 @@
+"""One ``.npz`` file with ``x_train y_train x_test y_test`` and optionally who made each example."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.data.files import broken
+from fedtailor.data.partitions import Array
+from fedtailor.errors import FedtailorError
+
+NEEDED = ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL = ("client_train", "client_test", "client_names", "label_names")
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays of the file by name; arrays of Python objects are refused, since they could run code."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise broken(path, "holds a single array, expected an .npz archive")
+            arrays = {name: archive[name] for name in archive.files if name in (*NEEDED, *OPTIONAL)}
+            names = archive.files
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        if isinstance(error, FedtailorError):
+            raise
+        raise broken(path, f"cannot be read as .npz ({error})") from error
+    except OSError as error:
+        raise FedtailorError(f"cannot read {path}: {error}") from error
+    lacking = [name for name in NEEDED if name not in arrays]
+    if lacking:
+        raise FedtailorError(f"{path} holds {', '.join(names)}: expected also {', '.join(lacking)}")
+    return arrays

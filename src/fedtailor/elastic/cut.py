@@ -1,0 +1,102 @@
+"""The address of a piece of the model: which units of each channel group are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.errors import FedtailorError, unknown
+
+Units = range | tuple[int, ...]    # sorted; a prefix is always a ``range`` so that it hashes and slices fast
+
+
+def as_units(units: Iterable[int], width: int, group: str) -> Units:
+    """Sorted, unique and in range, a prefix as ``range``; anything else is refused by name.
+
+    >>> as_units([0, 1, 2], 8, "conv1"), as_units([2, 5], 8, "conv1")
+    (range(0, 3), (2, 5))
+    """
+    if isinstance(units, range) and units.start == 0 and units.step == 1 and 0 < len(units) <= width:
+        return units
+    values = tuple(int(unit) for unit in units)
+    if not values:
+        raise FedtailorError(f"group {group!r}: no unit kept; at least one is needed")
+    if any(b <= a for a, b in zip(values, values[1:], strict=False)):
+        raise FedtailorError(f"group {group!r}: units must be sorted and unique")
+    if values[0] < 0 or values[-1] >= width:
+        raise FedtailorError(f"group {group!r}: units {values[0]}..{values[-1]} lie outside 0..{width - 1}")
+    return range(len(values)) if values[-1] == len(values) - 1 else values
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which units of each group are kept; a group that is not named is kept whole.
+
+    ``tag`` is a short name for what belongs to this cut alone, such as per-width statistics
+    (``bn1.running_mean@1/4``). It is not part of the address: equal channels are equal cuts.
+    """
+
+    channels: Mapping[str, Units] = field(default_factory=dict)
+    tag: str = field(default="", compare=False)
+
+    @staticmethod
+    def everything() -> Cut:
+        """The full model."""
+        return Cut(tag="1")
+
+    @staticmethod
+    def of(groups: ChannelGroups, channels: Mapping[str, Iterable[int]], tag: str = "") -> Cut:
+        """A checked cut: known groups, valid units; groups that are kept whole are left out."""
+        kept: dict[str, Units] = {}
+        for group in sorted(channels):
+            if group not in groups.widths:
+                raise unknown("channel group", group, groups.widths)
+            units = as_units(channels[group], groups.widths[group], group)
+            if len(units) < groups.widths[group]:
+                kept[group] = units
+        cut = Cut(kept, tag)
+        return cut if tag else Cut(kept, cut.digest if kept else "1")
+
+    @cached_property
+    def key(self) -> tuple[tuple[str, Units], ...]:
+        """What makes two cuts equal."""
+        return tuple(sorted(self.channels.items(), key=lambda item: item[0]))
+
+    @cached_property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that stand for the address."""
+        text = ";".join(f"{group}={_text(units)}" for group, units in self.key)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cut) and self.key == other.key
+
+    def width(self, group: str, full: int) -> int:
+        """How many units of a group are kept."""
+        units = self.channels.get(group)
+        return full if units is None else len(units)
+
+    def holds(self, inner: Cut) -> bool:
+        """Whether every coordinate of ``inner`` belongs to this cut."""
+        for group, held in self.channels.items():
+            wanted = inner.channels.get(group)
+            if wanted is None:
+                return False
+            prefixes = isinstance(held, range) and isinstance(wanted, range)
+            if not (len(wanted) <= len(held) if prefixes else set(wanted) <= set(held)):
+                return False
+        return True
+
+
+def _text(units: Units) -> str:
+    return f"[:{len(units)}]" if isinstance(units, range) else ",".join(map(str, units))

@@ -1,0 +1,95 @@
+"""Which axes of which tensors grow and shrink together: plain, picklable, printable data, names only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where the units of one channel group lie on one axis of a tensor.
+
+    Unit ``j`` of the group occupies the positions ``offset + b * stride + j * repeat + r`` for every
+    ``b < blocks`` and ``r < repeat``. Three numbers describe everything that networks do to channels:
+
+    - ``offset``: the second input of a concatenation starts behind the first;
+    - ``repeat``: flattening (C, H, W) gives every channel H*W consecutive features;
+    - ``blocks``: an LSTM stacks four gates, attention stacks heads, each holding every unit once.
+
+    >>> Axis("conv", repeat=4).positions([0, 2]).tolist()      # channels 0 and 2, flattened over 2 x 2
+    [0, 1, 2, 3, 8, 9, 10, 11]
+    >>> Axis("hidden", blocks=4, stride=10).positions([0, 1]).tolist()      # two units of an LSTM of 10
+    [0, 1, 10, 11, 20, 21, 30, 31]
+    """
+
+    group: str
+    offset: int = 0
+    repeat: int = 1
+    blocks: int = 1
+    stride: int = 0
+
+    def positions(self, units: Sequence[int] | Indices) -> Indices:
+        """The sorted positions of ``units`` (sorted) on this axis."""
+        block = np.arange(self.blocks, dtype=np.int64)[:, None, None] * self.stride
+        unit = np.asarray(units, dtype=np.int64)[None, :, None] * self.repeat
+        return np.sort((self.offset + block + unit + np.arange(self.repeat, dtype=np.int64)).ravel())
+
+
+@dataclass(frozen=True)
+class Extent:
+    """One axis of a tensor: its full length and the groups that drive parts of it.
+
+    Positions that no group drives are never cut.
+    """
+
+    length: int
+    axes: tuple[Axis, ...] = ()
+
+
+@dataclass(frozen=True)
+class Size:
+    """A layer attribute that must follow the cut, such as ``num_features`` of a batch norm."""
+
+    layer: str
+    attribute: str
+    extent: Extent
+    index: int | None = None    # for tuple attributes (``normalized_shape``): which entry
+
+
+@dataclass(frozen=True)
+class ChannelGroups:
+    """The result of tracing a module.
+
+    A *group* is a set of tensor axes that share one list of units: convolution outputs that a residual
+    addition joins, together with the batch norms and the next convolutions' inputs. Cutting unit ``j`` of a
+    group removes its positions from all of them. Input, output and vocabulary axes are groups too, but
+    ``fixed``: they never shrink (an update may still credit single rows of an output group).
+    """
+
+    widths: dict[str, int]
+    extents: dict[str, tuple[Extent, ...]]    # tensor -> one extent per axis
+    sizes: tuple[Size, ...] = ()
+    fixed: dict[str, str] = field(default_factory=dict)    # group -> why it cannot shrink
+    outputs: tuple[str, ...] = ()    # fixed groups that lie on the last axis of the module's outputs
+    producers: dict[str, tuple[str, ...]] = field(default_factory=dict)    # layer -> groups of its output
+    ties: dict[str, str] = field(default_factory=dict)    # second name of a shared tensor -> its first
+
+    @property
+    def elastic(self) -> tuple[str, ...]:
+        """The groups that can shrink."""
+        return tuple(group for group in self.widths if group not in self.fixed)
+
+    def tensors(self, group: str) -> list[tuple[str, int]]:
+        """The (tensor, axis) pairs that a group drives."""
+        return [
+            (tensor, dim)
+            for tensor, extents in self.extents.items()
+            for dim, extent in enumerate(extents)
+            if any(axis.group == group for axis in extent.axes)
+        ]

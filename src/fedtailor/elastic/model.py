@@ -1,0 +1,179 @@
+"""An unmodified module that can be cut to any width, trained in pieces and put together again."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtailor.client.losses import Objective
+from fedtailor.data.batches import Batch, inputs_of
+from fedtailor.elastic.cost import Cost, count_macs
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.elastic.patch import Patch, Where, gather, kept_positions, scatter, where_inside, where_of
+from fedtailor.elastic.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
+from fedtailor.elastic.trace import named_tensors
+from fedtailor.errors import FedtailorError
+
+Weights = dict[str, Tensor]
+
+CACHED_INDICES = 512    # index tables kept at once; a prefix takes a few kilobytes
+
+
+class ElasticModel:
+    """A module, its channel groups, and what to do with them.
+
+    The module is the template: its class, sizes and initial values. The weights of a run live outside, as plain
+    dictionaries from names to tensors, and every method here takes them as an argument.
+    """
+
+    def __init__(
+        self, module: nn.Module, groups: ChannelGroups, example: Batch, objective: Objective | None = None
+    ) -> None:
+        self.module = module
+        self.groups = groups
+        self.example = example
+        self.objective = objective or Objective()
+        persistent = set(module.state_dict(keep_vars=True))
+        tensors = named_tensors(module)
+        self.constants = {name: value for name, value in tensors.items() if name not in persistent}
+        self.parameters = tuple(name for name, _ in module.named_parameters())
+        self.trainable = frozenset(name for name, value in module.named_parameters() if value.requires_grad)
+        self.statistics = tuple(
+            f"{path}.{name}"
+            for path, layer in module.named_modules()
+            if tracks_statistics(layer)
+            for name in ("running_mean", "running_var", "num_batches_tracked")
+        )
+        self._shell = Shell(module, groups)
+        self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
+        self._costs: dict[Cut, Cost] = {}
+
+    def weights(self) -> Weights:
+        """The module's own values, as a copy: where training starts (random or pretrained)."""
+        tensors = named_tensors(self.module)
+        return {name: value.detach().clone() for name, value in tensors.items() if name not in self.constants}
+
+    def cut(self, weights: Mapping[str, Tensor], cut: Cut, names: Collection[str] | None = None) -> Patch:
+        """Take the values at ``cut`` out of the full weights; only those tensors that are in ``names``, if given."""
+        table = self.table(cut)
+        wanted = [name for name in table if name in weights and (names is None or name in names)]
+        return Patch({name: gather(weights[name], table[name]) for name in wanted}, cut)
+
+    def place(self, weights: Mapping[str, Tensor], patch: Patch) -> Weights:
+        """The full weights with the patch written back; tensors that the patch does not hold are shared."""
+        table = self.table(patch.cut)
+        placed = dict(weights)
+        for name, values in patch.values.items():
+            if name in table:
+                placed[name] = weights[name].clone()
+                scatter(placed[name], table[name], values)
+            else:
+                placed[name] = values    # an extra tensor, addressed by its name alone
+        return placed
+
+    def narrow(self, patch: Patch, inner: Cut) -> Patch:
+        """A cut inside a cut: the values of ``inner`` out of a patch that holds it. Differentiable."""
+        if inner == patch.cut:
+            return patch
+        table = self.inside(patch.cut, inner)
+        return Patch({name: gather(value, table[name]) for name, value in patch.values.items() if name in table}, inner)
+
+    def inside(self, outer: Cut, inner: Cut) -> dict[str, Where]:
+        """Where the tensors of ``inner`` lie inside the tensors of ``outer``."""
+        if not outer.holds(inner):
+            raise FedtailorError("a cut can only be narrowed to a part of itself")
+        return self.table(inner, outer)
+
+    def forward(
+        self,
+        weights: Mapping[str, Tensor],
+        cut: Cut,
+        batch: Batch,
+        *,
+        mode: Mode = "eval",
+        scale: Scale | None = None,
+        replace: Replacement | None = None,
+    ) -> Any:
+        """The module's output for weights that have the sizes of ``cut``.
+
+        ``scale`` multiplies the outputs of layers in training; ``replace`` substitutes the computation of layers.
+        In ``train`` and ``calibrate`` mode running statistics among ``weights`` are updated in place.
+        """
+        args, kwargs = inputs_of(batch)
+        shell = self._shell.fit(cut, mode, weights)
+        with self._shell.altered(scale if mode == "train" else None, replace):
+            return functional_call(shell, self._complete(weights, cut), args, kwargs, tie_weights=False)
+
+    def extract(self, weights: Mapping[str, Tensor], cut: Cut) -> nn.Module:
+        """A plain small module of the user's own class: no fedtailor code is needed to run, train or load it."""
+        return self.build(self.cut(weights, cut))
+
+    def build(self, patch: Patch) -> nn.Module:
+        """The module of a patch, with copies of its values."""
+        missing = [name for name in self.table(patch.cut) if name not in patch.values and name not in self.constants]
+        if missing:
+            raise FedtailorError(f"the patch has no values for {', '.join(missing[:3])}: it cannot run by itself")
+        small = copy.deepcopy(self.module)
+        resize(small, self.groups, patch.cut)
+        parameters = dict(self.module.named_parameters())
+        made: dict[str, Tensor] = {}
+        for name, value in self._complete(patch.values, patch.cut).items():
+            first = self.groups.ties.get(name, name)
+            if first not in made:
+                new = value.detach().clone()
+                trained = first in parameters
+                made[first] = nn.Parameter(new, requires_grad=first in self.trainable) if trained else new
+            owner, _, leaf = name.rpartition(".")
+            setattr(small.get_submodule(owner), leaf, made[first])
+        return small
+
+    def shape(self, name: str, cut: Cut) -> tuple[int, ...]:
+        """The shape of a tensor at a cut."""
+        kept = (kept_positions(extent, cut, self.groups.widths) for extent in self.groups.extents[name])
+        return tuple(positions if isinstance(positions, int) else len(positions) for positions in kept)
+
+    def cost(self, cut: Cut) -> Cost:
+        """Parameters, multiply-accumulates per example, and bytes of a cut."""
+        if cut not in self._costs:
+            patch = self.cut(self._shapes(), cut)
+            shell = self._shell.fit(cut, "eval", patch.values)
+            args, kwargs = inputs_of(self.example)
+            self._costs[cut] = Cost(
+                params=sum(patch.values[name].numel() for name in self.parameters),
+                macs=count_macs(shell, self._complete(patch.values, cut, device="meta"), args, kwargs),
+                bytes=sum(v.numel() * v.element_size() for n, v in patch.values.items() if n not in self.constants),
+            )
+        return self._costs[cut]
+
+    def _shapes(self) -> Weights:
+        return {name: value.to("meta") for name, value in named_tensors(self.module).items()}
+
+    def _complete(self, weights: Mapping[str, Tensor], cut: Cut, device: str | None = None) -> Weights:
+        """Held weights, the constants at the same cut, and the second names of shared tensors."""
+        table = self.table(cut)
+        values = {name: value for name, value in weights.items() if name in table}
+        for name, value in self.constants.items():
+            source = value if device is None else value.to(device)
+            values[name] = gather(source, table[name]) if cut.channels else source
+        return {**values, **{second: values[first] for second, first in self.groups.ties.items() if first in values}}
+
+    def table(self, cut: Cut, outer: Cut | None = None) -> dict[str, Where]:
+        """Where each tensor of the model lies at a cut (inside ``outer``, if given). Cached: making one costs more than using it."""
+        key = (cut, outer)
+        if key not in self._tables:
+            widths = self.groups.widths
+            self._tables[key] = {
+                name: where_of(extents, cut, widths) if outer is None else where_inside(extents, outer, cut, widths)
+                for name, extents in self.groups.extents.items()
+            }
+            if len(self._tables) > CACHED_INDICES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(key)
+        return self._tables[key]

@@ -1,0 +1,46 @@
+"""Which units to keep: from a width to a cut. Pure functions; methods choose among them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, isfinite
+
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.errors import FedtailorError
+
+WidthLike = Fraction | float | int | str
+
+
+def as_width(value: WidthLike, field: str = "width") -> Fraction:
+    """A width as an exact rational, so that 0.6 of 10 channels is 6 and never 7.
+
+    >>> as_width(0.6), as_width("1/16"), as_width(1)
+    (Fraction(3, 5), Fraction(1, 16), Fraction(1, 1))
+    """
+    try:
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError
+        # A float stands for the decimal that a person wrote: 0.2 + 0.4 reads 0.6000000000000001 and means 0.6.
+        width = Fraction(f"{value:.12g}") if isinstance(value, float) else Fraction(value)
+    except (ValueError, TypeError, ZeroDivisionError):
+        width = Fraction(0)
+    if not 0 < width <= 1 or isinstance(value, bool):
+        raise FedtailorError(f"{field} = {value!r}: expected a number above 0 and at most 1, such as 0.25 or '1/4'")
+    return width
+
+
+def kept(width: Fraction, channels: int, align: int = 1) -> int:
+    """ceil(width * channels) in integers, rounded up to a multiple of ``align`` where there is room.
+
+    >>> kept(Fraction(3, 5), 10), kept(Fraction(1, 16), 8), kept(Fraction(1, 5), 64, align=8)
+    (6, 1, 16)
+    """
+    exact = -(-width.numerator * channels // width.denominator)
+    return min(channels, ceil(exact / align) * align)
+
+
+def prefix(groups: ChannelGroups, width: Fraction, align: int = 1) -> Cut:
+    """The first ``ceil(width * K)`` units of every elastic group: cuts of smaller widths lie inside larger ones."""
+    channels = {group: range(kept(width, groups.widths[group], align)) for group in groups.elastic}
+    return Cut.of(groups, channels, tag=str(width))

@@ -1,0 +1,29 @@
+"""What fedtailor raises when it was asked for something that cannot be done."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedtailorError(ValueError):
+    """A mistake in what was asked for; the message names the field, the value and what would be right."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str], *, hint: str = "") -> FedtailorError:
+    """The error for a misspelt name: says the nearest known one, and all of them.
+
+    >>> print(unknown("method", "heterfl", ["fedavg", "heterofl"]))
+    unknown method 'heterfl': did you mean 'heterofl'? Known: fedavg, heterofl
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    guess = f": did you mean {near[0]!r}? Known" if near else "; known"
+    listed = ", ".join(names) if names else "none"
+    return FedtailorError(f"unknown {kind} {name!r}{guess}: {listed}{hint}")
+
+
+def require(condition: bool, field: str, value: object, expected: str) -> None:
+    """Refuse ``value`` for ``field`` unless ``condition`` holds; ``expected`` says what would be right."""
+    if not condition:
+        raise FedtailorError(f"{field} = {value!r}: expected {expected}")

@@ -1,0 +1,140 @@
+"""Networks by name, or by the import path of a function of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fedtailor.errors import FedtailorError, unknown
+from fedtailor.models.parts import whole
+
+Builder = Callable[..., nn.Module]
+B = TypeVar("B", bound=Builder)
+
+_builders: dict[str, Builder] = {}
+
+
+def register(name: str) -> Callable[[B], B]:
+    """Make the decorated builder known as ``name``; the first line of its docstring describes it."""
+    if name in _builders:
+        raise FedtailorError(f"model {name!r} is registered twice")
+
+    def add(builder: B) -> B:
+        _builders[name] = builder
+        return builder
+
+    return add
+
+
+def model_names() -> list[str]:
+    """The names that ``build_model`` knows."""
+    return sorted(_builders)
+
+
+def describe(name: str) -> str:
+    """One line on the model, for a listing.
+
+    >>> describe("cnn")
+    "HeteroFL's CNN: 3x3 convolution blocks, global average pool, linear"
+    """
+    lines = (inspect.getdoc(_find(name)) or name).splitlines()
+    return lines[0].rstrip(".")
+
+
+def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
+    """The network ``name`` with fresh weights, for examples of ``input_shape`` (without the batch).
+
+    ``name`` is one of ``model_names()``, or the import path ``my_package.my_module:build`` of a callable,
+    which is handed the options, and ``input_shape`` and ``num_classes`` if its signature has them.
+    """
+    builder = _find(name)
+    if name in _builders:
+        num_classes = whole("num_classes", num_classes)
+    data = {"input_shape": input_shape, "num_classes": num_classes}
+    module = builder(**_arguments(name, builder, data, options))
+    if not isinstance(module, nn.Module):
+        raise FedtailorError(
+            f"model {name!r} returned an object of type {type(module).__name__}: expected a torch.nn.Module"
+        )
+    return module
+
+
+def _find(name: str) -> Builder:
+    """The builder behind a registered name or an import path."""
+    if name in _builders:
+        return _builders[name]
+    if isinstance(name, str) and ":" in name:
+        return _load(name)
+    raise unknown("model", name, _builders, hint="; or an import path such as 'my_package.my_module:build'")
+
+
+def _load(path: str) -> Builder:
+    """The callable at ``module:attribute``."""
+    module_name, _, attribute = path.partition(":")
+    parts = attribute.split(".")
+    if not all(part.isidentifier() for part in [*module_name.split("."), *parts]):
+        raise FedtailorError(f"model {path!r}: expected an import path such as 'my_package.my_module:build'")
+    module = _import(path, module_name)
+    target: Any = module
+    for part in parts:
+        if not hasattr(target, part):
+            where = getattr(module, "__file__", None) or "built in"
+            raise FedtailorError(f"model {path!r}: module {module_name!r} ({where}) has no {attribute!r}")
+        target = getattr(target, part)
+    if isinstance(target, nn.Module):
+        raise FedtailorError(
+            f"model {path!r} is a network already built: expected a function or class that builds it"
+        )
+    if not callable(target):
+        raise FedtailorError(
+            f"model {path!r} is of type {type(target).__name__}: expected a function that builds the network"
+        )
+    builder: Builder = target
+    return builder
+
+
+def _import(path: str, module_name: str) -> ModuleType:
+    """Import the module of ``path``; the current folder is searched last, also when a console script runs."""
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise FedtailorError(
+                f"model {path!r}: there is no module {missing!r}; it must be installed or lie in {folder}"
+            ) from None
+        raise FedtailorError(
+            f"model {path!r}: importing {module_name!r} failed with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _arguments(name: str, builder: Builder, data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """What to call ``builder`` with: the data's sizes as far as it takes them, and all options."""
+    try:
+        signature = inspect.signature(builder)
+    except ValueError:  # a callable written in C need not have one
+        return data | options
+    parameters = signature.parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        accepted = {parameter.name for parameter in parameters if parameter.kind in by_keyword}
+        for option in options:
+            if option not in accepted:
+                raise unknown("option", option, accepted - set(data), hint=f" (options of model {name!r})")
+        data = {key: value for key, value in data.items() if key in accepted}
+    try:
+        signature.bind(**data, **options)
+    except TypeError as error:
+        raise FedtailorError(f"model {name!r}: {error}; give it as an option of the model") from None
+    return data | options

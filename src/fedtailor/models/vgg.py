@@ -1,0 +1,41 @@
+"""The VGG-9 of Flado (Liao et al., CVPR 2023), as in the code of its predecessor FedDrop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedtailor.models.parts import ConvNet, dropout_rate, image_shape, wholes
+from fedtailor.models.registry import register
+
+
+@register("vgg9")
+def vgg9(
+    *,
+    input_shape: Sequence[int],
+    num_classes: int,
+    channels: Sequence[int] = (32, 64, 128, 128, 256, 256),
+    hidden: Sequence[int] = (512, 512),
+    dropout: float = 0.1,
+) -> nn.Module:
+    """Flado's VGG-9: six 3x3 convolutions without normalisation, global average pool, three linear layers.
+
+    ``channels`` are those of the convolutions, two per resolution, ``hidden`` those of the linear layers.
+    """
+    channels = wholes("channels", channels, count=6)
+    hidden = wholes("hidden", hidden, count=2)
+    width, _, _ = image_shape("vgg9", input_shape, smallest=8)
+    features: list[nn.Module] = []
+    for index, out_channels in enumerate(channels):
+        features += [nn.Conv2d(width, out_channels, 3, padding=1), nn.ReLU()]
+        if index % 2 == 1:
+            features.append(nn.MaxPool2d(2))
+        width = out_channels
+    features.append(nn.AdaptiveAvgPool2d(1))
+    classifier: list[nn.Module] = []
+    for out_features in hidden:
+        classifier += [nn.Linear(width, out_features), nn.ReLU(), nn.Dropout(dropout_rate(dropout))]
+        width = out_features
+    classifier.append(nn.Linear(width, num_classes))
+    return ConvNet(nn.Sequential(*features), nn.Sequential(*classifier))

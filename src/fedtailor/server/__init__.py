@@ -1,0 +1,1 @@
+"""The server's side of a round: sampling, merging, evaluation and the loop itself."""
