@@ -51,6 +51,7 @@ class ElasticModel:
             if tracks_statistics(layer)
             for name in ("running_mean", "running_var", "num_batches_tracked")
         )
+        self._dtypes = {name: value.dtype for name, value in tensors.items()}
         self._shell = Shell(module, groups)
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
         self._costs: dict[Cut, Cost] = {}
@@ -138,6 +139,10 @@ class ElasticModel:
         """The shape of a tensor at a cut."""
         kept = (kept_positions(extent, cut, self.groups.widths) for extent in self.groups.extents[name])
         return tuple(positions if isinstance(positions, int) else len(positions) for positions in kept)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The element type of a tensor."""
+        return self._dtypes[name]
 
     def cost(self, cut: Cut) -> Cost:
         """Parameters, multiply-accumulates per example, and bytes of a cut."""

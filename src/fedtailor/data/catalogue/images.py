@@ -75,9 +75,10 @@ class ImageSet:
 
     def npz_layout(self) -> Layout:
         """Every set is also read from one ``<name>.npz``."""
-        return Layout((f"{self.name}.npz",), self._read_npz)
+        return Layout((f"{self.name}.npz",), self.read_npz)
 
-    def _read_npz(self, path: Path) -> Dataset:
+    def read_npz(self, path: Path) -> Dataset:
+        """The data set from one ``.npz`` file."""
         arrays = read_npz(path)
         names = arrays.get("client_names")
         found = Arrays(

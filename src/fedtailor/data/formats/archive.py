@@ -1,0 +1,47 @@
+"""Read members of a folder or of a tar archive alike; nothing is unpacked to disk, so no member can escape a folder."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from fedtailor.data.files import broken, read_file
+
+
+def read_members(path: Path, names: list[str]) -> dict[str, bytes]:
+    """The contents of the named files, which lie in the folder ``path`` or anywhere in the tar archive ``path``."""
+    if path.is_dir():
+        absent = [name for name in names if not (path / name).is_file()]
+        if absent:
+            raise broken(path, f"lacks {', '.join(absent)}")
+        return {name: read_file(path / name) for name in names}
+    found = {_last(name): content for name, content in walk(path, lambda name: _last(name) in names)}
+    absent = [name for name in names if name not in found]
+    if absent:
+        raise broken(path, f"lacks {', '.join(absent)}")
+    return found
+
+
+def walk(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name (relative, with forward slashes) and content of the wanted files below a folder or in a tar archive."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path).as_posix()
+            if wanted(name) and file.is_file():
+                yield name, file.read_bytes()
+        return
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                name = str(PurePosixPath(member.name))
+                stream = archive.extractfile(member) if member.isfile() and wanted(name) else None
+                if stream is not None:
+                    yield name, stream.read()
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise broken(path, f"cannot be unpacked ({error})") from error
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]

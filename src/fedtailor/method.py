@@ -1,0 +1,135 @@
+"""A method: what one paper does differently from plain federated averaging, as hooks with defaults.
+
+    state, client → select → Cut → assign → Task          on the server
+    Task, data    → perform → Update                      on the client:
+                    prepare, then every step: step_cuts → forward → loss
+    state, updates → merge → state of the next round      on the server
+    state, budget  → deploy → what a device is given
+
+A method holds numbers only. What changes lives in ``ServerState.memory`` and in the client's ``memory``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fedtailor.client import sgd
+from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.data.batches import Batch, Examples
+from fedtailor.elastic import norm
+from fedtailor.elastic.budget import Budget, fit
+from fedtailor.elastic.cost import Cost
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.patch import Patch
+from fedtailor.errors import require, unknown
+from fedtailor.round import Client, Deployed, Reply, ServerState, Task, Update
+from fedtailor.server.merging import WEIGHTINGS, holder_mean
+from fedtailor.server.seeds import Seeds
+
+
+@dataclass(frozen=True)
+class Method:
+    """Hyper-parameters and hooks; subclass it, override what differs, and ``register`` the result."""
+
+    name: ClassVar[str] = ""    # set by ``register``
+    inactive: ClassVar[Literal["held", "active"]] = "held"    # what momentum and decay move outside a step's cuts
+
+    local: LocalTraining = LocalTraining()
+    norm: norm.Policy = "averaged"
+    weighting: Literal["samples", "count"] = "samples"
+    align: int = 1    # round widths up to a multiple, for hardware that likes 8 or 16
+
+    def __post_init__(self) -> None:
+        if self.norm not in norm.POLICIES:
+            raise unknown("normalisation policy", self.norm, norm.POLICIES)
+        if self.weighting not in WEIGHTINGS:
+            raise unknown("weighting", self.weighting, WEIGHTINGS)
+        require(self.align >= 1, "method.align", self.align, "at least 1")
+
+    # On the server, before the round
+
+    def init(self, model: ElasticModel) -> ServerState:
+        """The state before the first round."""
+        return ServerState(0, model.weights())
+
+    def participants(self, state: ServerState, clients: Sequence[Client]) -> Sequence[Client]:
+        """Who may be sampled in this round."""
+        return clients
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        """The piece for a device of this budget, in training and in deployment."""
+        return fit(model, budget, self.align)
+
+    def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
+        """Which coordinates this client holds in this round."""
+        return self.cut_for(client.budget, model)
+
+    def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
+        """What the client is sent, and what it must send back."""
+        cut = self.select(state, client, model, seeds)
+        patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
+        return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
+
+    # On the client
+
+    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+        """Do what the task asks for."""
+        if task.action == "calibrate":
+            statistics, batches = norm.measure_statistics(model, task.patch, data, self.local.batch_size)
+            return self.answer(task, Patch(statistics, task.patch.cut), batches)
+        if task.action == "evaluate":
+            metrics = evaluate_patches(model, [task.patch], data)
+            return self.answer(task, Patch({}, task.patch.cut), len(data), metrics)
+        require(task.action == "train", "task.action", task.action, f"an action that {self.name or 'this method'} knows")
+        task = self.prepare(task, data, model)
+        patch, metrics = sgd.train(self, task, data, model)
+        return self.answer(task, patch, len(data), metrics)
+
+    def answer(self, task: Task, patch: Patch, weight: float, metrics: Mapping[str, float] | None = None) -> Update:
+        """The update that answers a task."""
+        return Update(task.client.id, task.round, task.round, patch, weight, dict(metrics or {}), task.memory)
+
+    def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
+        """Before local training: look at the data, adjust the task."""
+        return task
+
+    def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
+        """The networks that run in one local step; each lies inside what the client holds."""
+        return [task.patch.cut]
+
+    def forward(
+        self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
+    ) -> Any:
+        """One network's output in training."""
+        return model.forward(weights, cut, batch, mode="train")
+
+    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
+        """What a local step minimises, from one output per step cut."""
+        losses = [model.objective.loss(output, batch) for output in outputs]
+        return sum(losses[1:], losses[0]) / len(losses)
+
+    # On the server, after the round
+
+    def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
+        """The next state."""
+        weights = holder_mean(state.weights, updates, model, WEIGHTINGS[self.weighting])
+        return replace(state, round=state.round + 1, weights=weights)
+
+    def observe(self, state: ServerState, evaluation: Mapping[str, Mapping[str, float]]) -> ServerState:
+        """Look at the tiers' evaluation; change of stage, pruning and the like."""
+        return state
+
+    def work(self, task: Task, model: ElasticModel) -> Cost:
+        """What one local step costs for one example; a backward pass counts as two forward passes."""
+        cost = model.cost(task.patch.cut)
+        return Cost(cost.params, 3 * cost.macs, cost.bytes)
+
+    def deploy(self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None) -> Deployed:
+        """What a device of this budget is given, without retraining."""
+        return Deployed((norm.deployable(model, state.weights, self.cut_for(budget, model), self.norm),))

@@ -1,0 +1,31 @@
+"""Federated averaging: everyone trains the same network.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.selections import WidthLike, as_width, prefix
+from fedtailor.method import Method
+from fedtailor.methods import register
+
+
+@register("fedavg")
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """One network for all, sample-weighted mean; ``width`` below 1 is the network that the smallest device can train."""
+
+    width: WidthLike = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "width", as_width(self.width, "method.width"))
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        """The same for every budget: FedAvg has no sub-models, so a large device gets no more than a small one."""
+        return prefix(model.groups, as_width(self.width), self.align)

@@ -1,0 +1,100 @@
+"""HeteroFL: every client trains the prefix of each layer that its level allows.
+
+Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
+ICLR 2021. Symbols: r_p = the client's width, s = r_p / r_g the scaler's ratio (r_g = 1), L = the client's own labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedtailor.client.losses import mask_absent_labels
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.data.batches import Batch, Examples
+from fedtailor.elastic import norm
+from fedtailor.elastic.budget import width_of
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.errors import FedtailorError
+from fedtailor.method import Method
+from fedtailor.methods import register
+from fedtailor.round import Client, ServerState, Task, Update
+from fedtailor.server.seeds import Seeds
+
+
+@register("heterofl")
+@dataclass(frozen=True)
+class HeteroFL(Method):
+    """Width-prefix sub-models, merged per coordinate over the clients that hold it.
+
+    The paper's preset counts every client alike, clips gradients at norm 1, re-estimates batch-norm statistics after
+    training (sBN), and touches only the classes that a client owns. The last two settings reveal a client's classes.
+    """
+
+    local: LocalTraining = LocalTraining(clip_norm=1.0)
+    norm: norm.Policy = "static"
+    weighting: Literal["samples", "count"] = "count"
+    scaler: bool = True    # divide layer outputs by the width while training
+    masked_loss: bool = True    # set logits of labels that the client does not own to 0
+    label_rows: bool = True    # merge only the classifier rows of labels that the client owns
+
+    def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
+        task = super().assign(state, client, model, seeds)
+        if not self.label_rows:
+            return task
+        return replace(task, reply=replace(task.reply, partial=frozenset({_label_group(model.groups)})))
+
+    def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
+        """The client notes which labels it owns."""
+        if not (self.masked_loss or self.label_rows):
+            return task
+        present = torch.zeros(model.groups.widths[_label_group(model.groups)], dtype=torch.bool)
+        present[data.targets.reshape(-1).unique().cpu()] = True
+        return replace(task, memory={**task.memory, "labels": present})
+
+    def forward(
+        self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
+    ) -> Any:
+        """Inverted-dropout scaling: outputs of width r are divided by r, so that they match the full network's."""
+        scale = scaler(model.groups, cut) if self.scaler else None
+        return model.forward(weights, cut, batch, mode="train", scale=scale)
+
+    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
+        if self.masked_loss:
+            present = task.memory["labels"].to(outputs[0].device)
+            outputs = [mask_absent_labels(output, present) for output in outputs]
+        return super().loss(outputs, batch, task, model)
+
+    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+        update = super().perform(task, data, model)
+        if task.action != "train" or not self.label_rows:
+            return update
+        rows = update.memory["labels"].nonzero().flatten().tolist()
+        channels: dict[str, Sequence[int]] = {**update.patch.cut.channels, _label_group(model.groups): rows}
+        credited = Cut.of(model.groups, channels, update.patch.cut.tag)
+        return replace(update, patch=model.narrow(update.patch, credited))
+
+
+def scaler(groups: ChannelGroups, cut: Cut) -> dict[str, float]:
+    """The factor 1 / s for every layer whose output shrinks; layers with a fixed output, the classifier, keep theirs."""
+    factor = 1 / float(width_of(cut, groups))
+    if factor == 1:
+        return {}
+    shrinking = set(cut.channels)
+    return {layer: factor for layer, produced in groups.producers.items() if shrinking & set(produced)}
+
+
+def _label_group(groups: ChannelGroups) -> str:
+    """The group of the classifier's rows."""
+    if len(groups.outputs) != 1:
+        raise FedtailorError(
+            f"heterofl: masked_loss and label_rows need one output axis of classes, this model has {len(groups.outputs)}; "
+            "set method.masked_loss = false and method.label_rows = false"
+        )
+    return groups.outputs[0]
