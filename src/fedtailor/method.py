@@ -26,6 +26,7 @@ from fedtailor.elastic.budget import Budget, fit
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.norm import Policy
 from fedtailor.elastic.patch import Patch
 from fedtailor.errors import require, unknown
 from fedtailor.round import Client, Deployed, Reply, ServerState, Task, Update
@@ -41,7 +42,7 @@ class Method:
     inactive: ClassVar[Literal["held", "active"]] = "held"    # what momentum and decay move outside a step's cuts
 
     local: LocalTraining = LocalTraining()
-    norm: norm.Policy = "averaged"
+    norm: Policy = "averaged"
     weighting: Literal["samples", "count"] = "samples"
     align: int = 1    # round widths up to a multiple, for hardware that likes 8 or 16
 

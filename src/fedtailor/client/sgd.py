@@ -39,7 +39,7 @@ class LocalTraining:
     batch_size: int = 32
     epochs: int = 1
     steps: int | None = None    # a fixed number of steps instead of epochs, the same for every client
-    clip_norm: float | None = None    # largest gradient norm
+    clip_norm: float = math.inf    # largest gradient norm; inf does not clip
     schedule: Literal["constant", "steps", "cosine", "exponential"] = "constant"
     milestones: tuple[float, ...] = (0.5, 0.75)    # of ``steps``: rounds, or shares of all rounds below 1
     gamma: float = 0.1    # the factor at a milestone, or per round (``exponential``)
@@ -52,7 +52,7 @@ class LocalTraining:
         require(self.batch_size >= 1, "training.batch_size", self.batch_size, "at least 1")
         require(self.epochs >= 1, "training.epochs", self.epochs, "at least 1")
         require(self.steps is None or self.steps >= 1, "training.steps", self.steps, "at least 1")
-        require(self.clip_norm is None or self.clip_norm > 0, "training.clip_norm", self.clip_norm, "above 0")
+        require(self.clip_norm > 0, "training.clip_norm", self.clip_norm, "above 0; inf does not clip")
         require(0 < self.gamma <= 1, "training.gamma", self.gamma, "above 0 and at most 1")
         require(not self.nesterov or self.momentum > 0, "training.nesterov", self.nesterov, "momentum above 0 with it")
         schedules = ("constant", "steps", "cosine", "exponential")
@@ -159,7 +159,7 @@ class _Optimiser:
         """Apply the gradients that ``backward`` left on the leaves."""
         widest = _widest(outer, cuts) if self.only_active else outer
         gradients = self._collect(model, widest, cuts, leaves)
-        if self.local.clip_norm is not None:
+        if self.local.clip_norm < math.inf:
             clip_grad_norm_(_with_gradients(gradients), self.local.clip_norm)
         table = None if widest == outer else model.inside(outer, widest)
         names = list(gradients)

@@ -1,4 +1,4 @@
-"""What a batch is, and data sets as whole tensors: no Python object per example, floats only where they are used."""
+"""What a batch is, and data sets as whole tensors: no object per example, floats only when used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Batch = tuple[Tensor, ...] | dict[str, Tensor]
 """A tuple whose last entry is the target, or a dict that holds the target under one of ``TARGET_KEYS``."""
 
 Preparation = Callable[[Batch, torch.Generator | None], Batch]
-"""Turns stored columns into what the model sees. With a generator it may augment (training); without, it must not."""
+"""Turns stored columns into what the model sees; it may augment only when it is given a generator."""
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
 
@@ -89,7 +89,7 @@ def as_tensor(values: object) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A data set as whole tensors of equal length: one per input, the last (or the target key) holds the labels.
+    """A data set as whole tensors of equal length, one per input; the last (or target key) has the labels.
 
     ``indices`` picks rows of the columns, so that the parts of a million clients share one copy of the data.
     ``preparation`` runs on each batch that is taken: pixels rest as uint8 and become floats only there.
@@ -106,17 +106,24 @@ class Examples:
     def __post_init__(self) -> None:
         values = list(self.columns.values()) if isinstance(self.columns, dict) else list(self.columns)
         if len(values) < 2:
-            raise FedtailorError(f"examples with {len(values)} column(s): expected at least an input and a target")
+            raise FedtailorError(
+                f"examples with {len(values)} column(s): expected at least an input and a target"
+            )
         if any(value.dim() == 0 for value in values):
-            raise FedtailorError("examples with a column that is a single number: expected one entry per example")
+            raise FedtailorError(
+                "examples with a column that is a single number: expected one entry per example"
+            )
         lengths = {len(value) for value in values}
         if len(lengths) != 1:
-            raise FedtailorError(f"examples with columns of lengths {sorted(lengths)}: expected equal lengths")
+            raise FedtailorError(
+                f"examples with columns of lengths {sorted(lengths)}: expected equal lengths"
+            )
         if isinstance(self.columns, dict):
             target_key(self.columns)
         if self.indices is not None and (self.indices.dim() != 1 or self.indices.dtype != torch.int64):
             raise FedtailorError(
-                f"indices of shape {tuple(self.indices.shape)} and type {self.indices.dtype}: expected 1-D int64"
+                f"indices of shape {tuple(self.indices.shape)} and type {self.indices.dtype}: "
+                f"expected one axis of int64"
             )
 
     @classmethod
@@ -155,7 +162,7 @@ class Examples:
         return _as_labels(labels if self.indices is None else labels.index_select(0, self.indices))
 
     def take(self, indices: Tensor, *, generator: torch.Generator | None = None) -> Batch:
-        """The prepared batch at ``indices`` (positions among the held examples); a generator allows augmentation."""
+        """The prepared batch at these positions among the held examples; a generator allows augmentation."""
         rows = indices.to(self.device)
         if self.indices is not None:
             rows = self.indices.index_select(0, rows)
@@ -170,7 +177,9 @@ class Examples:
         """The examples at ``indices`` as a data set of their own; the columns are shared, not copied."""
         rows = as_tensor(indices).to(device=self.device, dtype=torch.int64)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
-            raise FedtailorError(f"indices {int(rows.min())} to {int(rows.max())}: expected 0 to {len(self) - 1}")
+            raise FedtailorError(
+                f"indices {int(rows.min())} to {int(rows.max())}: expected 0 to {len(self) - 1}"
+            )
         return replace(self, indices=rows if self.indices is None else self.indices.index_select(0, rows))
 
     def prepared_by(self, preparation: Preparation | None) -> Examples:

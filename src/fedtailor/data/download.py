@@ -1,4 +1,4 @@
-"""Fetch one published file: several mirrors, checksum, retry, resume; nothing half written under its final name."""
+"""Fetch one published file: mirrors, checksum, retry, resume; its name appears only when it is whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ ATTEMPTS = 3  # times that the list of mirrors is gone through
 TIMEOUT_SECONDS = 30.0  # without a byte from the other side
 CHUNK_BYTES = 1 << 18
 
-NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError)
+NETWORK_ERRORS = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    TimeoutError,
+    ConnectionError,
+    ssl.SSLError,
+)
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the bytes of the whole file."""
@@ -40,7 +46,7 @@ class RemoteFile:
     size: int  # bytes
 
 
-class _Failed(Exception):
+class _FailedError(Exception):
     """One try at one mirror did not bring the file; the message says why."""
 
 
@@ -64,9 +70,10 @@ def download(
 ) -> Path:
     """Bring ``file`` into ``folder`` and return its path.
 
-    Bytes are collected in ``<name>.part`` and the file gets its name only once its checksum is right. After a
-    cut, the next try (here, or in a later run) goes on where the last one ended. A file with a wrong checksum is
-    deleted and the next mirror tried; two processes that want the same file do not disturb each other.
+    Bytes are collected in ``<name>.part`` and the file gets its name only once its checksum is right. After
+    a cut, the next try (here, or in a later run) goes on where the last one ended. A file with a wrong
+    checksum is deleted and the next mirror tried; two processes that want the same file do not disturb each
+    other.
     """
     target = folder / file.path
     part = target.with_name(target.name + ".part")
@@ -85,7 +92,7 @@ def download(
 
 @contextlib.contextmanager
 def _private(part: Path) -> Iterator[Path]:
-    """The part file to write to; a name of this process's own where another one is at work on the usual one."""
+    """The part file to write to; a name of its own where another process is at work on the usual one."""
     with part.open("ab") as held:
         if _lock(held):
             try:
@@ -102,7 +109,7 @@ def _private(part: Path) -> Iterator[Path]:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Try to take the file for this process until it is closed; without file locks there is nothing to try."""
+    """Try to take the file for this process until it is closed; true where the system has no such locks."""
     try:
         import fcntl
     except ImportError:
@@ -122,18 +129,18 @@ def _fetch(file: RemoteFile, part: Path, progress: Progress, sleep: Callable[[fl
         for address in addresses(file):
             try:
                 _from_mirror(address, file, part, progress)
-            except _Failed as failure:
+            except _FailedError as failure:
                 reasons.append(f"{address}: {failure}")
             else:
                 return
     unique = "; ".join(dict.fromkeys(reasons))
     raise FedtailorError(
-        f"could not download {file.path}: {unique}. What arrived so far is kept and the next try goes on from there"
+        f"could not download {file.path}: {unique}. What arrived is kept; the next try goes on from there"
     )
 
 
 def _from_mirror(address: str, file: RemoteFile, part: Path, progress: Progress) -> None:
-    """The whole file from one mirror, after what an earlier try left; from the start where that does not fit."""
+    """The whole file from one mirror, going on from an earlier try; from the start if that does not fit."""
     resumed = part.exists() and part.stat().st_size > 0
     for _ in range(2 if resumed else 1):
         _receive(address, file, part, progress)
@@ -141,7 +148,7 @@ def _from_mirror(address: str, file: RemoteFile, part: Path, progress: Progress)
         if found == file.checksum:
             return
         part.unlink()
-    raise _Failed(f"has the wrong content ({found[:20]}..., expected {file.checksum[:20]}...)")
+    raise _FailedError(f"has the wrong content ({found[:20]}..., expected {file.checksum[:20]}...)")
 
 
 def _checksum(file: RemoteFile, part: Path) -> str:
@@ -154,7 +161,7 @@ def _checksum(file: RemoteFile, part: Path) -> str:
 def _receive(address: str, file: RemoteFile, part: Path, progress: Progress) -> None:
     """Append what is missing of the file, from one mirror; never more bytes than the file has."""
     if urllib.parse.urlsplit(address).scheme not in {"http", "https"}:
-        raise _Failed("expected an http or https address")
+        raise _FailedError("expected an http or https address")
     have = part.stat().st_size if part.exists() else 0
     if have >= file.size:
         return
@@ -176,20 +183,20 @@ def _receive(address: str, file: RemoteFile, part: Path, progress: Progress) -> 
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             part.unlink(missing_ok=True)  # this mirror's file is shorter than what is here: begin again
-        raise _Failed(f"answered {error.code} {error.reason}") from error
+        raise _FailedError(f"answered {error.code} {error.reason}") from error
     except NETWORK_ERRORS as error:
-        raise _Failed(str(getattr(error, "reason", None) or error or type(error).__name__)) from error
+        raise _FailedError(str(getattr(error, "reason", None) or error or type(error).__name__)) from error
     if have > file.size:
         part.unlink(missing_ok=True)
-        raise _Failed(f"sends more than the {file.size} bytes of the file")
+        raise _FailedError(f"sends more than the {file.size} bytes of the file")
     if have < file.size:
-        raise _Failed(f"ended after {have} of {file.size} bytes")
+        raise _FailedError(f"ended after {have} of {file.size} bytes")
 
 
 def _check_answer(response: http.client.HTTPResponse, have: int, resumed: bool, file: RemoteFile) -> None:
     """Refuse an answer that cannot be the (rest of the) file before any of it is written."""
     if resumed and not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
-        raise _Failed("answered with another range than asked for")
+        raise _FailedError("answered with another range than asked for")
     announced = response.headers.get("Content-Length")
     if announced is not None and int(announced) != file.size - have:
-        raise _Failed(f"offers {have + int(announced)} bytes, expected {file.size}: not the right file")
+        raise _FailedError(f"offers {have + int(announced)} bytes, expected {file.size}: not the right file")

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.data.partitions import Array, Partition
-from fedtailor.data.sources import Dataset
+from fedtailor.data.sources import Dataset, own_dataset
 from fedtailor.data.splits import DataSettings, class_labels, hold_back, split, split_by_id
 from fedtailor.data.transforms import Plain
 from fedtailor.errors import FedtailorError
 from fedtailor.server.seeds import Seeds
 
-__all__ = ["DataSettings", "FederatedData", "Parts", "federate", "own_dataset"]
+__all__ = ["DataSettings", "FederatedData", "Parts", "federate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Parts:
 
     examples: Examples
     partition: Partition
-    names: tuple[str, ...] | None = None
+    names: Array | None = None
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -48,14 +48,16 @@ class FederatedData:
     partition: Partition
     num_classes: int
     label_names: tuple[str, ...] = ()
-    client_names: tuple[str, ...] | None = None
+    client_names: Array | None = None
     tests: Parts | None = None  # the clients' own test sets, as many parts as clients
     unseen: Parts | None = None  # clients never seen in training, with test examples only
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.partition.sizes == 0)
         if len(empty):
-            raise FedtailorError(f"client {self.client_name(int(empty[0]))} has no data: expected at least 1 example")
+            raise FedtailorError(
+                f"client {self.client_name(int(empty[0]))} has no data: expected at least 1 example"
+            )
         last = int(self.partition.order.max())
         if last >= len(self.train):
             raise FedtailorError(f"example {last} of the partition: expected 0 to {len(self.train) - 1}")
@@ -72,7 +74,7 @@ class FederatedData:
 
     def client_name(self, client: int) -> str:
         """The name of a natural client, or its number."""
-        return str(client) if self.client_names is None else self.client_names[client]
+        return str(client if self.client_names is None else self.client_names[client])
 
     def client(self, client: int) -> Examples:
         """The training examples of one client."""
@@ -96,7 +98,7 @@ class FederatedData:
         return np.bincount(cells, minlength=self.num_clients * self.num_classes).reshape(self.num_clients, -1)
 
     def fingerprint(self) -> str:
-        """``data-split``: a hash of all examples and one of who holds which, to notice when either changed."""
+        """``data-split``: a hash of all examples and one of who holds which, to notice a change."""
         data = hashlib.blake2b(digest_size=8)
         for examples in (self.train, self.test):
             for tensor in _stored_tensors(examples):
@@ -134,47 +136,26 @@ class FederatedData:
     ) -> FederatedData:
         """One's own examples as federated data, split in one of three ways.
 
-        ``parts``: for each client, the positions of its training examples. ``client_train`` (and ``client_test``):
-        for each example, the id of its client, a number or a name; an id that only ``client_test`` has is
-        a client never seen in training. Otherwise ``clients``, ``partition`` and the other fields of
-        ``DataSettings`` say how the examples are spread.
+        ``parts``: for each client, the positions of its training examples. ``client_train`` (and
+        ``client_test``): for each example, the id of its client, a number or a name; an id that only
+        ``client_test`` has is a client never seen in training. Otherwise ``clients``, ``partition`` and the
+        other fields of ``DataSettings`` say how the examples are spread.
         """
         dataset = own_dataset(
-            train, test, client_train=client_train, client_test=client_test, num_classes=num_classes, name=name
+            train,
+            test,
+            client_train=client_train,
+            client_test=client_test,
+            num_classes=num_classes,
+            name=name,
         )
         if parts is not None:
             partition = Partition.from_parts(parts)
             return cls(name, train, test, partition, dataset.num_classes)
-        if client_train is not None:
-            settings = {"partition": "natural", "clients": len(np.unique(dataset.client_train)), **settings}
-            settings = {"min_examples": 1, **settings}
+        if dataset.client_train is not None:
+            everyone = len(np.unique(dataset.client_train))
+            settings = {"partition": "natural", "clients": everyone, "min_examples": 1, **settings}
         return federate(dataset, DataSettings(**settings), seeds or Seeds(0))
-
-
-def own_dataset(
-    train: Examples,
-    test: Examples,
-    *,
-    client_train: object = None,
-    client_test: object = None,
-    num_classes: int | None = None,
-    name: str = "own data",
-    label_names: tuple[str, ...] = (),
-) -> Dataset:
-    """One's own examples as a ``Dataset``; without ``num_classes``, the largest integer label decides."""
-    if num_classes is None:
-        labels = [part.targets for part in (train, test) if len(part)]
-        whole = all(not part.is_floating_point() for part in labels)
-        num_classes = max(int(part.max()) for part in labels) + 1 if labels and whole else 0
-    return Dataset(
-        name,
-        train,
-        test,
-        max(num_classes, 0),
-        label_names,
-        None if client_train is None else np.asarray(client_train),
-        None if client_test is None else np.asarray(client_test),
-    )
 
 
 def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> FederatedData:
@@ -190,7 +171,7 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
     if settings.limit is not None and settings.limit < len(train):
         kept = np.sort(seeds.numpy("limit").permutation(len(train))[: settings.limit])
         train, ids = train.subset(kept), None if ids is None else ids[kept]
-    names: tuple[str, ...] | None = None
+    names: Array | None = None
     tests: Parts | None = None
     unseen: Parts | None = None
     if settings.partition == "natural":
@@ -201,7 +182,7 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
     else:
         partition = split(train, dataset.num_classes, settings, seeds)
     if settings.local_test > 0:
-        partition, held_back = hold_back(partition, settings.local_test, seeds)
+        partition, held_back = hold_back(partition, settings.local_test, settings.min_examples, seeds)
         tests = Parts(train, held_back, names)
     return FederatedData(
         name=dataset.name,
@@ -236,10 +217,8 @@ def _tests_by_id(dataset: Dataset, ids: Array, chosen: Array) -> tuple[Parts, Pa
     )
 
 
-def _names_of(ids: Array, dataset: Dataset) -> tuple[str, ...]:
-    if dataset.client_names is None:
-        return tuple(map(str, ids.tolist()))
-    return tuple(dataset.client_names[position] for position in ids.tolist())
+def _names_of(ids: Array, dataset: Dataset) -> Array:
+    return ids if dataset.client_names is None else np.asarray(dataset.client_names[ids])
 
 
 def _stored_tensors(examples: Examples) -> list[Tensor]:

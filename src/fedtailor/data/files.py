@@ -42,7 +42,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def broken(path: Path | str, what: str) -> FedtailorError:
     """The error for a file that is not what it should be."""
-    return FedtailorError(f"{path}: {what}. The file is truncated or not the right one; delete it or replace it")
+    return FedtailorError(
+        f"{path}: {what}. The file is truncated or not the right one; delete it or replace it"
+    )
 
 
 def read_file(path: Path) -> bytes:

@@ -46,7 +46,7 @@ class Partition:
 
     @classmethod
     def from_owners(cls, owners: Array, clients: int) -> Partition:
-        """The partition in which example ``i`` belongs to client ``owners[i]``; a negative owner means nobody."""
+        """The partition in which example ``i`` belongs to client ``owners[i]``; negative means to nobody."""
         held = np.flatnonzero(owners >= 0)
         owners = owners[held]
         order = held[np.argsort(owners, kind="stable")]
@@ -115,10 +115,11 @@ def dirichlet(
 ) -> Partition:
     """Each class is shared out in proportions drawn from Dirichlet(alpha) over the clients.
 
-    Small ``alpha`` gives each class to few clients. The proportions are drawn once and never again: clients that
-    end below ``min_examples`` are then topped up with random examples of the largest clients, all of which
-    are lowered to one common size. So the function ends after a fixed amount of work whatever ``alpha`` is, and
-    clients that the draw left above the minimum and below that size hold exactly what was drawn.
+    Small ``alpha`` gives each class to few clients. The proportions are drawn once and never again: clients
+    that end below ``min_examples`` are then topped up with random examples of the largest clients, all of
+    which are lowered to one common size. So the function ends after a fixed amount of work whatever
+    ``alpha`` is, and clients that the draw left above the minimum and below that size hold exactly what was
+    drawn.
 
     ``balanced`` leaves a client out of the draw of further classes once it holds its fair share
     (examples / clients), as several published splits do.
@@ -143,11 +144,15 @@ def classes(
 ) -> Partition:
     """Each client holds exactly ``classes_per_client`` classes; each class is shared evenly by its holders.
 
-    Classes are dealt from shuffled decks, so that the numbers of holders of two classes differ by at most one.
+    Classes are dealt from shuffled decks, so that the numbers of holders of two classes differ by at most
+    one.
     """
     by_class = examples_by_class(labels, num_classes)
     require(
-        1 <= classes_per_client <= num_classes, "classes_per_client", classes_per_client, f"1 to {num_classes}"
+        1 <= classes_per_client <= num_classes,
+        "classes_per_client",
+        classes_per_client,
+        f"1 to {num_classes}",
     )
     if clients * classes_per_client < num_classes:
         raise FedtailorError(
@@ -162,7 +167,7 @@ def classes(
         holders = slots[ends[label - 1] if label else 0 : ends[label]] // classes_per_client
         if len(members) < len(holders):
             raise FedtailorError(
-                f"class {label} has {len(members)} example(s) for the {len(holders)} clients that should hold it: "
+                f"class {label} has {len(members)} example(s) for {len(holders)} clients to hold: "
                 f"expected at least one each; take fewer clients or fewer classes per client"
             )
         shared = np.arange(len(members)) * len(holders) // len(members)
@@ -171,11 +176,13 @@ def classes(
 
 
 def shards(labels: Array, clients: int, shards_per_client: int, generator: np.random.Generator) -> Partition:
-    """Examples sorted by label, cut into equal shards, ``shards_per_client`` random shards each (McMahan et al.)."""
+    """Examples sorted by label and cut into equal shards, which are dealt at random (McMahan et al.)."""
     require(shards_per_client >= 1, "shards_per_client", shards_per_client, "1 or more")
     count = clients * shards_per_client
     _check_enough(len(labels), clients, shards_per_client)
-    shuffled = generator.permutation(len(labels))  # so that shards of one class do not follow the file's order
+    shuffled = generator.permutation(
+        len(labels)
+    )  # so that shards of one class do not follow the file's order
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     owner_of_shard = (generator.permutation(count) // shards_per_client).astype(np.int32)
     owners = np.empty(len(labels), dtype=np.int32)
@@ -214,7 +221,9 @@ def overlapping(
     Clients are dealt from shuffled decks of all examples, so that no client holds an example twice and all
     examples are used about equally often.
     """
-    require(1 <= examples_per_client <= examples, "examples_per_client", examples_per_client, f"1 to {examples}")
+    require(
+        1 <= examples_per_client <= examples, "examples_per_client", examples_per_client, f"1 to {examples}"
+    )
     per_deck = examples // examples_per_client  # clients that one shuffled deck serves
     order = np.empty(clients * examples_per_client, dtype=_index_type(examples))
     deck = np.arange(examples, dtype=order.dtype)
@@ -226,17 +235,19 @@ def overlapping(
 
 
 def examples_by_class(labels: Array, num_classes: int | None = None) -> list[Array]:
-    """The positions of the examples of each class that occurs, or of each of ``num_classes``, none of them empty."""
+    """The positions of the examples of each class; given ``num_classes``, none of them may be empty."""
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels, minlength=num_classes or 0)
     if num_classes is not None and (counts == 0).any():
         empty = np.flatnonzero(counts == 0).tolist()
-        raise FedtailorError(f"classes {empty} have no examples: expected some of every class for this partition")
+        raise FedtailorError(
+            f"classes {empty} have no examples: expected some of every class for this partition"
+        )
     return [members for members in np.split(order, np.cumsum(counts)[:-1]) if len(members)]
 
 
 def _dirichlet_draw(count: int, alpha: float, generator: np.random.Generator) -> Array:
-    """One draw of proportions; where they underflow, the limit for alpha towards 0: one client gets it all."""
+    """One draw of proportions; where they underflow, its limit for small alpha: all for one client."""
     shares = generator.dirichlet(np.full(count, alpha))
     if not np.isfinite(shares).all() or shares.sum() <= 0:
         shares = np.zeros(count)

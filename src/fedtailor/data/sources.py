@@ -1,4 +1,4 @@
-"""What a data set is, and how the known ones say which files they read: the registry behind ``load_dataset``."""
+"""What a data set is, and the registry of known ones: which files they read, where to get them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Dataset:
     """A data set before it is spread over clients.
 
-    ``client_train`` and ``client_test`` say to which natural client (writer, role) each example belongs; a client
-    that only the test part knows was never seen in training.
+    ``client_train`` and ``client_test`` say to which natural client (writer, role) each example belongs; a
+    client that only the test part knows was never seen in training.
     """
 
     name: str
@@ -32,31 +32,80 @@ class Dataset:
     label_names: tuple[str, ...] = ()
     client_train: Array | None = None
     client_test: Array | None = None
-    client_names: tuple[str, ...] | None = None  # names of the clients where the ids are positions in this list
+    client_names: Array | None = None  # of the clients, where the ids are positions in it
 
     def __post_init__(self) -> None:
-        for part, examples, ids in (
-            ("train", self.train, self.client_train),
-            ("test", self.test, self.client_test),
-        ):
-            check_labels(examples.targets, self.num_classes, f"{self.name} ({part})")
-            if ids is not None and len(ids) != len(examples):
-                raise FedtailorError(
-                    f"client_{part} of {self.name} has {len(ids)} entries: expected {len(examples)}, one per example"
-                )
         if len(self.train) == 0:
             raise FedtailorError(f"{self.name} has no training examples")
+        check_labels(self.train.targets, self.num_classes, f"{self.name} (train)")
+        check_labels(self.test.targets, self.num_classes, f"{self.name} (test)")
+        self._check_ids("client_train", self.client_train, len(self.train))
+        self._check_ids("client_test", self.client_test, len(self.test))
+        both = [ids.dtype.kind in "US" for ids in (self.client_train, self.client_test) if ids is not None]
+        if len(set(both)) == 2:
+            raise FedtailorError(
+                f"client_train and client_test of {self.name} are numbers and names: expected the same kind"
+            )
+
+    def _check_ids(self, field: str, ids: Array | None, count: int) -> None:
+        if ids is None:
+            return
+        where = f"{field} of {self.name}"
+        if len(ids) != count:
+            raise FedtailorError(f"{where} has {len(ids)} entries: expected {count}, one per example")
+        if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
+            raise FedtailorError(f"{where} is of type {ids.dtype}: expected whole numbers or names")
+        if (
+            self.client_names is not None
+            and count
+            and not 0 <= ids.min() <= ids.max() < len(self.client_names)
+        ):
+            raise FedtailorError(
+                f"{where} goes from {ids.min()} to {ids.max()}: expected 0 to {len(self.client_names) - 1}, "
+                f"as there are {len(self.client_names)} names"
+            )
+
+
+def own_dataset(
+    train: Examples,
+    test: Examples,
+    *,
+    client_train: object = None,
+    client_test: object = None,
+    num_classes: int | None = None,
+    name: str = "own data",
+    label_names: tuple[str, ...] = (),
+    client_names: Array | None = None,
+) -> Dataset:
+    """A user's examples as a data set; ``num_classes`` defaults to what the labels show."""
+    if num_classes is None:
+        targets = [part.targets for part in (train, test) if len(part)]
+        whole = all(not part.is_floating_point() for part in targets)
+        highest = max((int(part.max()) for part in targets if whole), default=-1)
+        num_classes = max(highest + 1, len(label_names), 1) if whole else 0
+    return Dataset(
+        name=name,
+        train=train,
+        test=test,
+        num_classes=num_classes,
+        label_names=label_names,
+        client_train=None if client_train is None else np.asarray(client_train),
+        client_test=None if client_test is None else np.asarray(client_test),
+        client_names=client_names,
+    )
 
 
 def check_labels(labels: Tensor, num_classes: int, where: str) -> None:
-    """Refuse labels that a model with ``num_classes`` outputs cannot have; 0 classes means targets of another kind."""
+    """Refuse labels outside 0 to ``num_classes`` - 1; with 0 classes, targets are of another kind."""
     if num_classes == 0 or len(labels) == 0 or labels.is_floating_point():
         return
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or highest >= num_classes:
         wrong = lowest if lowest < 0 else highest
         position = int((labels.reshape(len(labels), -1) == wrong).any(1).nonzero()[0])
-        raise FedtailorError(f"label {wrong} of example {position} in {where}: expected 0 to {num_classes - 1}")
+        raise FedtailorError(
+            f"label {wrong} of example {position} in {where}: expected 0 to {num_classes - 1}"
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +113,9 @@ class Layout:
     """One way in which a data set may lie in a folder: the paths that must all be there, and their reader."""
 
     paths: tuple[str, ...]
-    read: Callable[..., Dataset]  # called with one Path per entry of `paths`, and the source's options by name
+    read: Callable[
+        ..., Dataset
+    ]  # called with one Path per entry of `paths`, and the source's options by name
 
 
 @dataclass(frozen=True)

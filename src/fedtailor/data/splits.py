@@ -69,12 +69,8 @@ Split = Callable[[Array, int, DataSettings, np.random.Generator], Partition]
 class Kind:
     """One named way of spreading examples."""
 
-    split: Split  # (labels, num_classes, settings, generator)
+    split: Split | None  # (labels, num_classes, settings, generator); None: not from labels but from ids
     needs_classes: bool = False
-
-
-def _by_id(labels: Array, num_classes: int, settings: DataSettings, generator: np.random.Generator) -> Partition:
-    raise FedtailorError(f"partition = {settings.partition!r}: expected the ids of clients")
 
 
 KINDS: dict[str, Kind] = {
@@ -105,13 +101,15 @@ KINDS: dict[str, Kind] = {
             len(labels), s.clients, s.examples_per_client, generator
         )
     ),
-    "natural": Kind(_by_id),
+    "natural": Kind(None),
 }
 
 
 def split(examples: Examples, num_classes: int, settings: DataSettings, seeds: Seeds) -> Partition:
     """Spread the examples as the settings say; every client gets at least ``min_examples``."""
     kind = KINDS[settings.partition]
+    if kind.split is None:
+        raise FedtailorError(f"partition = {settings.partition!r}: expected ids of clients, see split_by_id")
     labels = examples.targets.cpu().numpy()
     if kind.needs_classes:
         labels = class_labels(examples, num_classes, f"partition = {settings.partition!r}")
@@ -133,7 +131,9 @@ def class_labels(examples: Examples, num_classes: int, asker: str) -> Array:
     return labels.cpu().numpy()
 
 
-def split_by_id(name: str, ids: Array | None, settings: DataSettings, seeds: Seeds) -> tuple[Partition, Array]:
+def split_by_id(
+    name: str, ids: Array | None, settings: DataSettings, seeds: Seeds
+) -> tuple[Partition, Array]:
     """One client per id, ``settings.clients`` of them drawn at random; the partition and the drawn ids."""
     if ids is None:
         raise FedtailorError(
@@ -143,7 +143,11 @@ def split_by_id(name: str, ids: Array | None, settings: DataSettings, seeds: See
     large = np.flatnonzero(whole.sizes >= settings.min_examples)
     if settings.clients > len(large):
         left_out = len(found) - len(large)
-        small = f", and {left_out} more with fewer than min_examples = {settings.min_examples}" if left_out else ""
+        small = (
+            f", and {left_out} more with fewer than min_examples = {settings.min_examples}"
+            if left_out
+            else ""
+        )
         raise FedtailorError(
             f"clients = {settings.clients}: expected at most {len(large)}, "
             f"the natural clients of {name} with enough examples{small}"
@@ -152,13 +156,15 @@ def split_by_id(name: str, ids: Array | None, settings: DataSettings, seeds: See
     return whole.select(chosen), found[chosen]
 
 
-def hold_back(partition: Partition, share: float, seeds: Seeds) -> tuple[Partition, Partition]:
+def hold_back(
+    partition: Partition, share: float, min_examples: int, seeds: Seeds
+) -> tuple[Partition, Partition]:
     """Split every client's part into one to train with and a random ``share`` to test with.
 
-    Each keeps at least one example to train with; a client with a single example has no test part.
+    Each keeps at least ``min_examples`` to train with, so that a small client may have no test part.
     """
     sizes = partition.sizes
-    tested = np.minimum(np.ceil(sizes * share).astype(np.int64), np.maximum(sizes - 1, 0))
+    tested = np.minimum(np.ceil(sizes * share).astype(np.int64), np.maximum(sizes - min_examples, 0))
     shuffled = seeds.numpy("local test").permutation(len(partition.order))
     owners = np.repeat(np.arange(len(partition)), sizes)
     by_owner = shuffled[np.argsort(owners[shuffled], kind="stable")]  # a random order within each client

@@ -12,7 +12,9 @@ from fedtailor.data.batches import Batch, Preparation
 from fedtailor.errors import FedtailorError, require
 
 
-def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], white: float = 255.0) -> Tensor:
+def normalise(
+    images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], white: float = 255.0
+) -> Tensor:
     """Stored pixels (N, C, H, W) as floats: ``(pixel / white - mean) / std`` per channel."""
     shape = (1, len(mean), 1, 1)
     scale = torch.tensor([1.0 / (white * s) for s in std], device=images.device).view(shape)
@@ -21,9 +23,10 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], w
 
 
 def crop_and_flip(images: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Each image of (N, C, H, W) shifted by up to ``padding`` pixels (black comes in) and mirrored half of the time.
+    """Each image (N, C, H, W) shifted by up to ``padding`` pixels (black comes in), half of them mirrored.
 
-    Works on stored pixels, before normalisation, as the papers' pipelines do: the border is black, not the mean.
+    Works on stored pixels, before normalisation, as the papers' pipelines do: the border is black, not the
+    mean.
     """
     count, channels, height, width = images.shape
     device = images.device
@@ -42,7 +45,7 @@ def crop_and_flip(images: Tensor, padding: int, flip: bool, generator: torch.Gen
 
 @dataclass(frozen=True)
 class ImagePreparation:
-    """Pixels to normalised floats; in training, crop and flip first. Applies to the first (or named) input."""
+    """Pixels to normalised floats; in training, crop and flip first. For the first (or named) input."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -52,7 +55,12 @@ class ImagePreparation:
     key: str | None = None  # which input of a dict batch holds the images
 
     def __post_init__(self) -> None:
-        require(len(self.mean) == len(self.std) > 0, "std", self.std, f"one value per channel, as mean {self.mean}")
+        require(
+            len(self.mean) == len(self.std) > 0,
+            "std",
+            self.std,
+            f"one value per channel, as mean {self.mean}",
+        )
         require(min(self.std) > 0, "std", self.std, "values above 0")
         require(self.white > 0, "white", self.white, "a pixel value above 0")
         require(self.padding >= 0, "padding", self.padding, "0 or more pixels")
@@ -61,7 +69,9 @@ class ImagePreparation:
         if isinstance(batch, dict):
             key = self.key
             if key is None or key not in batch:
-                raise FedtailorError(f"key = {key!r}: expected the input that holds images, one of {sorted(batch)}")
+                raise FedtailorError(
+                    f"key = {key!r}: expected the input that holds images, one of {sorted(batch)}"
+                )
             return {**batch, key: self.images(batch[key], generator)}
         return (self.images(batch[0], generator), *batch[1:])
 
@@ -80,8 +90,8 @@ class ImagePreparation:
 class TextWindows:
     """Start positions to windows of characters: the text is kept once, not once per overlapping window.
 
-    A batch (starts (N,), targets) becomes (windows (N, length) int64, targets). With ``shifted`` the target is
-    the window moved on by one, (N, length), for models that predict at every position.
+    A batch (starts (N,), targets) becomes (windows (N, length) int64, targets). With ``shifted`` the target
+    is the window moved on by one, (N, length), for models that predict at every position.
     """
 
     text: Tensor  # all characters as indices, uint8 (characters,)

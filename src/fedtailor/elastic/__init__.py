@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from torch import nn
 
 from fedtailor.client.losses import Objective
@@ -31,3 +35,13 @@ def elastic(
     model = ElasticModel(module, groups, example, objective)
     check_trace(model)
     return model
+
+
+class _CallablePackage(ModuleType):
+    """Lets ``fedtailor.elastic`` be both the package and the function of the same name, as users write it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ElasticModel:
+        return elastic(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -137,8 +137,16 @@ def _own_tier(number: int, table: dict[str, Any]) -> Tier:
             raise unknown(f"key of fleet.tiers[{number}]", key, known)
     budget = Budget(**{key: table[key] for key in known[2:] if key in table})
     require(bool(budget.limits), f"fleet.tiers[{number}]", table, "at least one of width, macs, params, bytes")
-    share = Fraction(str(table.get("share", 1)))
-    return Tier(str(table.get("name", f"tier {number}")), budget, share)
+    return Tier(str(table.get("name", f"tier {number}")), budget, _share(table.get("share", 1), number))
+
+
+def _share(value: Any, number: int) -> Fraction:
+    try:
+        share = Fraction(0) if isinstance(value, bool) else Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(0)
+    require(share > 0, f"fleet.tiers[{number}].share", value, "a number above 0")
+    return share
 
 
 def _decimal(width: Fraction) -> str:

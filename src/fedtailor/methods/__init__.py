@@ -28,15 +28,18 @@ def register(name: str) -> Callable[[M], M]:
     def add(method: M) -> M:
         if not name or name != name.lower() or not name.replace("-", "").isalnum():
             raise FedtailorError(f"method name {name!r}: expected lower-case letters, digits and hyphens")
-        if name in _METHODS and _METHODS[name].__qualname__ != method.__qualname__:
-            known = _METHODS[name]
-            place = f"{known.__module__}.{known.__qualname__}"
+        place = _place(_METHODS[name]) if name in _METHODS else _place(method)
+        if place != _place(method):    # the same class again is a module that was loaded anew
             raise FedtailorError(f"method {name!r} is registered already, by {place}")
         method.name = name
         _METHODS[name] = method
         return method
 
     return add
+
+
+def _place(method: type[Method]) -> str:
+    return f"{method.__module__}.{method.__qualname__}"
 
 
 def get_method(name: str) -> type[Method]:

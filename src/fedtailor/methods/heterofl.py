@@ -16,11 +16,11 @@ from torch import Tensor
 from fedtailor.client.losses import mask_absent_labels
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.elastic import norm
 from fedtailor.elastic.budget import width_of
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.norm import Policy
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method
 from fedtailor.methods import register
@@ -38,7 +38,7 @@ class HeteroFL(Method):
     """
 
     local: LocalTraining = LocalTraining(clip_norm=1.0)
-    norm: norm.Policy = "static"
+    norm: Policy = "static"
     weighting: Literal["samples", "count"] = "count"
     scaler: bool = True    # divide layer outputs by the width while training
     masked_loss: bool = True    # set logits of labels that the client does not own to 0

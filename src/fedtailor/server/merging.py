@@ -39,7 +39,8 @@ def holder_mean(
 ) -> Weights:
     """Merge updates into the global weights; coordinates that nobody sent keep their bits."""
     merged = dict(weights)
-    ordered = sorted(updates, key=lambda update: update.client)
+    # An update of weight zero is left out: adding 0.0 would turn a lone -0.0 into 0.0, and 0 * inf is NaN.
+    ordered = sorted((update for update in updates if weight(update) > 0), key=lambda update: update.client)
     tables = [model.table(update.patch.cut) for update in ordered]
     for name in sorted({name for update in ordered for name in update.patch.values}):
         parts = [
@@ -52,7 +53,7 @@ def holder_mean(
 
 
 def mean_over_holders(old: Tensor | None, parts: Sequence[tuple[Where | None, Tensor, float]]) -> Tensor:
-    """One tensor: ``parts`` are (where, values, weight); ``where`` is None for values that fill the whole tensor."""
+    """One tensor: ``parts`` are (where, values, weight above 0); ``where`` is None for values that fill the whole tensor."""
     first = parts[0][1]
     dtype, shape = first.dtype, old.shape if old is not None else first.shape
     # Minus zero is the neutral element of floating-point addition: it keeps the sign of a lone client's -0.0.
@@ -73,10 +74,9 @@ def _keep_lone_values(merged: Tensor, parts: Sequence[tuple[Where | None, Tensor
     """Float32 survives multiplying and dividing in float64; wider types need their lone holder's value itself."""
     raw = torch.full_like(merged, -0.0 if merged.dtype.is_floating_point else 0)
     holders = torch.zeros(merged.shape, dtype=torch.int32, device=merged.device)
-    for where, values, share in parts:
-        if share > 0:
-            _add(raw, where, values)
-            _add(holders, where, 1)
+    for where, values, _share in parts:
+        _add(raw, where, values)
+        _add(holders, where, 1)
     return torch.where(holders == 1, raw, merged)
 
 

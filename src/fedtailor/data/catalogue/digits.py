@@ -12,7 +12,7 @@ PREPARATION = ImagePreparation(white=16.0)  # pixels are counts from 0 to 16
 
 
 def read_digits() -> Dataset:
-    """Images (N, 1, 8, 8) in [0, 1]; every fifth image of each class is a test image, whatever the run's seed."""
+    """Images (N, 1, 8, 8) in [0, 1]; every fifth of each class is a test image, whatever the seed."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -27,7 +27,7 @@ def read_femnist(train: Path, test: Path) -> Dataset:
     writers: dict[str, int] = {}
     x_train, y_train, client_train = _read_part(train, writers)
     x_test, y_test, client_test = _read_part(test, writers)
-    found = Arrays(x_train, y_train, x_test, y_test, client_train, client_test, tuple(writers))
+    found = Arrays(x_train, y_train, x_test, y_test, client_train, client_test, np.array(list(writers)))
     return FEMNIST.dataset(found, train)
 
 
@@ -39,7 +39,9 @@ def _read_part(folder: Path, writers: dict[str, int]) -> tuple[Array, Array, Arr
             pixels = np.asarray(x, dtype=np.float64).reshape(len(x), 784)
             labels.append(np.asarray(y, dtype=np.int64))
         except (TypeError, ValueError) as error:
-            raise broken(file, f"has images of user {user} that are not 784 numbers each ({error})") from error
+            raise broken(
+                file, f"has images of user {user} that are not 784 numbers each ({error})"
+            ) from error
         images.append(FEMNIST.pixels(pixels, file))
         clients.append(np.full(len(x), writers.setdefault(user, len(writers)), dtype=np.int32))
     return np.concatenate(images), np.concatenate(labels), np.concatenate(clients)

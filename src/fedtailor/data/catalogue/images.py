@@ -25,12 +25,12 @@ class Arrays:
     y_test: Array
     client_train: Array | None = None
     client_test: Array | None = None
-    client_names: tuple[str, ...] | None = None
+    client_names: Array | None = None
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A known set of images: how its pixels, labels and preparation must be, whichever file they came from."""
+    """A known set of images: its pixels, labels and preparation, whichever file they came from."""
 
     name: str
     shape: tuple[int, int, int]  # channels, height, width
@@ -54,11 +54,13 @@ class ImageSet:
         if len(images) != len(labels):
             raise broken(where, f"has {len(images)} images and {len(labels)} labels, expected as many")
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise broken(where, f"has labels of type {labels.dtype} and shape {labels.shape}, expected whole numbers")
+            raise broken(
+                where, f"has labels of type {labels.dtype} and shape {labels.shape}, expected whole numbers"
+            )
         return Examples.of(self.pixels(images, where), labels, preparation=self.preparation)
 
     def pixels(self, images: Array, where: Path) -> Array:
-        """Images of any usual layout as uint8 (N, C, H, W): grey or flat, channels last, floats from 0 to 1."""
+        """Images as uint8 (N, C, H, W), from any usual layout: grey or flat, channels last, floats 0 to 1."""
         channels, height, width = self.shape
         count = len(images)
         if images.shape[1:] in {(height, width), (channels * height * width,)}:
@@ -71,7 +73,7 @@ class ImageSet:
             return images
         if images.dtype.kind != "f" or (count and not 0 <= float(images.min()) <= float(images.max()) <= 1):
             raise broken(where, f"has pixels of type {images.dtype}, expected bytes, or floats from 0 to 1")
-        return np.rint(images * 255).astype(np.uint8)
+        return np.asarray(np.rint(images * 255), dtype=np.uint8)
 
     def npz_layout(self) -> Layout:
         """Every set is also read from one ``<name>.npz``."""
@@ -80,7 +82,6 @@ class ImageSet:
     def read_npz(self, path: Path) -> Dataset:
         """The data set from one ``.npz`` file."""
         arrays = read_npz(path)
-        names = arrays.get("client_names")
         found = Arrays(
             arrays["x_train"],
             arrays["y_train"],
@@ -88,6 +89,6 @@ class ImageSet:
             arrays["y_test"],
             arrays.get("client_train"),
             arrays.get("client_test"),
-            None if names is None else tuple(names.tolist()),
+            arrays.get("client_names"),
         )
         return self.dataset(found, path)

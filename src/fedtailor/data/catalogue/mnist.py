@@ -59,7 +59,9 @@ def _layouts(images: ImageSet, *folders: str) -> tuple[Layout, ...]:
     return (*packed, images.npz_layout())
 
 
-def _remote(folder: str, hosts: tuple[str, ...], published: dict[str, tuple[str, int]]) -> tuple[RemoteFile, ...]:
+def _remote(
+    folder: str, hosts: tuple[str, ...], published: dict[str, tuple[str, int]]
+) -> tuple[RemoteFile, ...]:
     return tuple(
         RemoteFile(f"{folder}/{file}.gz", tuple(f"{host}/{file}.gz" for host in hosts), *published[file])
         for file in FILES
@@ -78,9 +80,15 @@ register(
                 "https://storage.googleapis.com/cvdf-datasets/mnist",
             ),
             {
-                FILES[0]: ("sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9912422),
+                FILES[0]: (
+                    "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                    9912422,
+                ),
                 FILES[1]: ("sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28881),
-                FILES[2]: ("sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1648877),
+                FILES[2]: (
+                    "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                    1648877,
+                ),
                 FILES[3]: ("sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4542),
             },
         ),
@@ -98,9 +106,15 @@ register(
                 "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
             ),
             {
-                FILES[0]: ("sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", 26421880),
+                FILES[0]: (
+                    "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                    26421880,
+                ),
                 FILES[1]: ("sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29515),
-                FILES[2]: ("sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4422102),
+                FILES[2]: (
+                    "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                    4422102,
+                ),
                 FILES[3]: ("sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5148),
             },
         ),

@@ -1,4 +1,4 @@
-"""Read members of a folder or of a tar archive alike; nothing is unpacked to disk, so no member can escape a folder."""
+"""Read members of folders and tar archives alike; nothing is unpacked to disk, so none can escape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtailor.data.files import broken, read_file
 
 
 def read_members(path: Path, names: list[str]) -> dict[str, bytes]:
-    """The contents of the named files, which lie in the folder ``path`` or anywhere in the tar archive ``path``."""
+    """The contents of the named files in the folder ``path``, or anywhere in the archive ``path``."""
     if path.is_dir():
         absent = [name for name in names if not (path / name).is_file()]
         if absent:
@@ -25,7 +25,7 @@ def read_members(path: Path, names: list[str]) -> dict[str, bytes]:
 
 
 def walk(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Name (relative, with forward slashes) and content of the wanted files below a folder or in a tar archive."""
+    """Name (relative, with forward slashes) and content of the wanted files in a folder or archive."""
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             name = file.relative_to(path).as_posix()

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedtailor.data.files import broken
 from fedtailor.data.formats.archive import read_members
-from fedtailor.data.formats.pickled import NotPlain, read_plain
+from fedtailor.data.formats.pickled import NotPlainError, read_plain
 from fedtailor.data.partitions import Array
 
 PIXELS = 3 * 32 * 32
@@ -24,18 +24,25 @@ def read_binary(path: Path, names: list[str], label_bytes: int, label: int) -> t
     for name, content in members.items():
         if not content or len(content) % length:
             raise broken(path / name, f"has {len(content)} bytes, expected a multiple of {length}")
-    records = np.frombuffer(b"".join(members[name] for name in names), np.uint8).reshape(-1, length)
-    return np.ascontiguousarray(records[:, label_bytes:]), np.ascontiguousarray(records[:, label])
+    count = sum(map(len, members.values())) // length
+    images, labels = np.empty((count, PIXELS), np.uint8), np.empty(count, np.uint8)
+    filled = 0
+    for name in names:
+        records = np.frombuffer(members.pop(name), np.uint8).reshape(-1, length)
+        images[filled : filled + len(records)] = records[:, label_bytes:]
+        labels[filled : filled + len(records)] = records[:, label]
+        filled += len(records)
+    return images, labels
 
 
 def read_python(path: Path, names: list[str], label_key: str) -> tuple[Array, Array]:
-    """Images (N, 3072) and labels of the named files: each a pickled dict of ``data`` and a list of labels."""
+    """Images (N, 3072) and labels of the named files, pickled dicts of ``data`` and a list of labels."""
     members = read_members(path, names)
     images, labels = [], []
     for name in names:
         try:
             batch = read_plain(members[name])
-        except NotPlain as error:
+        except NotPlainError as error:
             raise broken(path / name, str(error)) from error
         entries = {_text(key): value for key, value in batch.items()} if isinstance(batch, dict) else {}
         data, label = entries.get("data"), entries.get(label_key)

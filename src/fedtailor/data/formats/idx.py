@@ -14,7 +14,7 @@ UNSIGNED_BYTE = 0x08  # the type code of the only kind of idx file that these da
 
 
 def read_idx(path: Path) -> Array:
-    """The array in an idx file of unsigned bytes, plain or gzip: uint8, in the shape that its header gives."""
+    """The array in an idx file, plain or gzip: uint8, in the shape that its header gives."""
     content = read_file(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:
         raise broken(path, "does not begin as an idx file of unsigned bytes")

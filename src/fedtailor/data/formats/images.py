@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +17,14 @@ from fedtailor.errors import FedtailorError
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
-def pillow() -> ModuleType:
+def pillow() -> Any:
     """Pillow's Image module, or a sentence that says how to get it."""
     try:
-        from PIL import Image
+        return importlib.import_module("PIL.Image")
     except ImportError as error:
         raise FedtailorError(
             "reading image files needs Pillow: install fedtailor with its extra, fedtailor[images]"
         ) from error
-    return Image
 
 
 def decode(content: bytes, where: str, mode: str, size: tuple[int, int] | None) -> Array:
@@ -43,7 +43,7 @@ def decode(content: bytes, where: str, mode: str, size: tuple[int, int] | None) 
 def stack_images(
     files: Iterable[tuple[str, bytes]], folder: Path, mode: str = "RGB", size: tuple[int, int] | None = None
 ) -> tuple[list[str], Array]:
-    """Names and pixels (N, C, H, W) of all image files, sorted by name so that the order is the same everywhere."""
+    """Names and pixels (N, C, H, W) of all image files, sorted by name: the same order everywhere."""
     names: list[str] = []
     pixels = bytearray()
     shape: tuple[int, ...] | None = None
@@ -55,7 +55,7 @@ def stack_images(
         if image.shape != shape:
             raise FedtailorError(
                 f"{folder}/{name} is {image.shape[0]} x {image.shape[1]} pixels: expected "
-                f"{shape[0]} x {shape[1]} like the first; give size = [height, width] to scale all to one size"
+                f"{shape[0]} x {shape[1]} like the first; give size = [height, width] to scale them all"
             )
         names.append(name)
         pixels += image.tobytes()

@@ -1,4 +1,4 @@
-"""LEAF's JSON: files with ``users`` and ``user_data``, one list of ``x`` and ``y`` for each user (Caldas et al., 2018)."""
+"""LEAF's JSON: files with ``user_data``, lists of ``x`` and ``y`` for each user (Caldas et al., 2018)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,16 @@ def read_svhn(path: Path) -> tuple[Array, Array]:
 
     try:
         arrays = loadmat(path, variable_names=["X", "y"])
-    except (MatReadError, ValueError, TypeError, KeyError, EOFError, OSError, NotImplementedError, zlib.error) as error:
+    except (
+        MatReadError,
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+        OSError,
+        NotImplementedError,
+        zlib.error,
+    ) as error:
         raise broken(path, f"cannot be read as a MATLAB file ({error})") from error
     images, labels = arrays.get("X"), arrays.get("y")
     if images is None or labels is None or images.ndim != 4 or images.shape[:3] != (32, 32, 3):

@@ -1,9 +1,10 @@
 """Plain values out of a Python pickle, without unpickling it.
 
-CIFAR's "python" archives are pickles, and unpickling runs whatever code a file names. This reader is safe because
-it never does that: it is a small stack machine for the opcodes that plain containers, numbers, strings and
-byte arrays need. The few globals that NumPy's arrays are written with are matched as names and lead to functions
-of this module; no module is imported, no attribute looked up, and any other global or opcode is an error.
+CIFAR's "python" archives are pickles, and unpickling runs whatever code a file names. This reader is safe
+because it never does that: it is a small stack machine for the opcodes that plain containers, numbers,
+strings and byte arrays need. The few globals that NumPy's arrays are written with are matched as names and
+lead to functions of this module; no module is imported, no attribute looked up, and any other global or
+opcode is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Value = Any
 _TYPES = {"u1": np.dtype(np.uint8)}
 
 
-class NotPlain(ValueError):
+class NotPlainError(ValueError):
     """The file holds something other than plain values, or is no pickle, or ends early."""
 
 
@@ -52,7 +53,7 @@ def _pending_array(*_: Value) -> _PendingArray:
 
 def _encoded(text: Value, encoding: Value) -> bytes:
     if _text(encoding) not in {"latin1", "latin-1"}:
-        raise NotPlain(f"bytes in the encoding {encoding!r}")
+        raise NotPlainError(f"bytes in the encoding {encoding!r}")
     return _text(text).encode("latin-1")
 
 
@@ -72,10 +73,10 @@ def read_plain(content: bytes) -> Value:
     """
     try:
         return _Machine(content).run()
-    except NotPlain:
+    except NotPlainError:
         raise
     except (IndexError, struct.error, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise NotPlain(f"not a pickle of plain values ({type(error).__name__}: {error})") from error
+        raise NotPlainError(f"not a pickle of plain values ({type(error).__name__}: {error})") from error
 
 
 def _text(value: Value) -> str:
@@ -100,13 +101,13 @@ class _Machine:
                 return _finished(self.stack.pop())
             action = _OPCODES.get(opcode)
             if action is None:
-                raise NotPlain(f"opcode {opcode!r} at byte {self.position - 1} is not for plain values")
+                raise NotPlainError(f"opcode {opcode!r} at byte {self.position - 1} is not for plain values")
             action(self)
 
     def _bytes(self, count: int) -> bytes:
         piece = self.content[self.position : self.position + count]
         if count < 0 or len(piece) < count:
-            raise NotPlain("ends early")
+            raise NotPlainError("ends early")
         self.position += count
         return piece
 
@@ -140,7 +141,7 @@ class _Machine:
     def top(self, count: int) -> list[Value]:
         """Take the topmost values."""
         if len(self.stack) < count:
-            raise NotPlain("takes from an empty stack")
+            raise NotPlainError("takes from an empty stack")
         values = self.stack[-count:]
         del self.stack[-count:]
         return values
@@ -148,14 +149,14 @@ class _Machine:
     def add_global(self, name: str) -> None:
         """Note the name of a global; it is looked up in this module's own table only when it is called."""
         if name not in _FUNCTIONS and name not in _MENTIONED:
-            raise NotPlain(f"names {name!r}, which is no plain value")
+            raise NotPlainError(f"names {name!r}, which is no plain value")
         self.push(_Global(name))
 
     def reduce(self) -> None:
         """Call one of the few known functions."""
         function, arguments = self.top(2)
         if not isinstance(function, _Global) or function.name not in _FUNCTIONS:
-            raise NotPlain("calls something that is no function of plain values")
+            raise NotPlainError("calls something that is no function of plain values")
         self.push(_FUNCTIONS[function.name](*arguments))
 
     def build(self) -> None:
@@ -166,28 +167,28 @@ class _Machine:
             _version, shape, element, fortran_order, raw = state
             target.value = _array(shape, element, bool(fortran_order), raw)
         elif not isinstance(target, _ElementType):
-            raise NotPlain("sets the state of something that is no array")
+            raise NotPlainError("sets the state of something that is no array")
 
     def add_items(self, values: list[Value]) -> None:
         """Put keys and values, in turn, into the dict on top of the stack."""
         target = self.stack[-1]
         if not isinstance(target, dict) or len(values) % 2:
-            raise NotPlain("sets items of something that is no dict")
+            raise NotPlainError("sets items of something that is no dict")
         target.update(zip(values[::2], map(_finished, values[1::2]), strict=True))
 
     def add_elements(self, values: list[Value]) -> None:
         """Append to the list on top of the stack."""
         target = self.stack[-1]
         if not isinstance(target, list):
-            raise NotPlain("appends to something that is no list")
+            raise NotPlainError("appends to something that is no list")
         target.extend(map(_finished, values))
 
 
 def _array(shape: Value, element: Value, fortran_order: bool, raw: Value) -> np.ndarray[Any, Any]:
     if not isinstance(element, _ElementType) or element.code not in _TYPES:
-        raise NotPlain(f"holds an array of {getattr(element, 'code', element)!r}, expected bytes ('u1')")
+        raise NotPlainError(f"holds an array of {getattr(element, 'code', element)!r}, expected bytes ('u1')")
     if not isinstance(raw, bytes) or math.prod(shape) != len(raw):
-        raise NotPlain(f"holds an array whose content does not fill its shape {shape}")
+        raise NotPlainError(f"holds an array whose content does not fill its shape {shape}")
     flat = np.frombuffer(raw, _TYPES[element.code])
     return flat.reshape(shape, order="F" if fortran_order else "C")
 
@@ -195,10 +196,10 @@ def _array(shape: Value, element: Value, fortran_order: bool, raw: Value) -> np.
 def _finished(value: Value) -> Value:
     if isinstance(value, _PendingArray):
         if value.value is None:
-            raise NotPlain("holds an array without content")
+            raise NotPlainError("holds an array without content")
         return value.value
     if isinstance(value, (_Global, _ElementType)):
-        raise NotPlain("holds something that is no plain value")
+        raise NotPlainError("holds something that is no plain value")
     return value
 
 

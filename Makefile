@@ -1,0 +1,40 @@
+# make demo   install and run the main job on embedded data (about a minute after installation)
+# make test   install what the tests need and run them
+# make lint   ruff and mypy
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-slow lint format clean
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.development: $(VENV)/.runtime
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.runtime
+	$(BIN)/fedtailor compare configs/demo.toml --methods heterofl,fedavg:width=1/5
+
+test: $(VENV)/.development
+	$(BIN)/python -m pytest -n 2 -m 'not slow' --cov --cov-fail-under=90
+
+test-slow: $(VENV)/.development
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.development
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.development
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

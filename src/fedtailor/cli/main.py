@@ -1,0 +1,50 @@
+"""``fedtailor``: the commands and how their errors are shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fedtailor import __version__
+from fedtailor.cli import compare, datasets, init, methods, profile, run
+from fedtailor.cli.output import fail
+from fedtailor.errors import FedtailorError
+
+app = typer.Typer(
+    name="fedtailor",
+    help="Resource-adaptive federated learning: one global PyTorch model, cut to fit every device.",
+    epilog="Start here:  fedtailor init  then  fedtailor run fedtailor.toml",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+app.command("init")(init.init)
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("profile")(profile.profile)
+app.command("methods")(methods.methods)
+app.command("datasets")(datasets.datasets)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False) -> None:
+    """Resource-adaptive federated learning: one global PyTorch model, cut to fit every device."""
+    if show:
+        typer.echo(f"fedtailor {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console entry point: a mistake in what was asked for is one sentence and exit code 2."""
+    try:
+        app()
+    except FedtailorError as error:
+        fail(str(error))
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

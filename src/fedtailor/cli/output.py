@@ -1,0 +1,91 @@
+"""What the commands share: consoles, JSON, errors, progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+console = Console(highlight=False)    # results, on standard output
+messages = Console(stderr=True, highlight=False)    # progress and errors, on standard error
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a config key, e.g. --set data.alpha=0.1. Repeatable."),
+]
+
+
+def fail(text: str) -> None:
+    """Show an error as one sentence."""
+    messages.print("[bold red]error:[/] ", end="")
+    messages.print(text, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, without colour or wrapping."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def size(count: float) -> str:
+    """``12.3 MB``: bytes for people, in powers of 1000.
+
+    >>> size(12_345_678)
+    '12.3 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+class RoundProgress:
+    """A progress bar on a terminal; a plain line per evaluation elsewhere."""
+
+    def __init__(self, title: str, rounds: int) -> None:
+        self.title, self.rounds, self.bytes, self.last = title, rounds, 0, ""
+        self.bar: Progress | None = None
+        self.task = TaskID(0)
+        if messages.is_terminal:
+            columns = (
+                TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
+                TextColumn("{task.fields[state]}"), TimeRemainingColumn(compact=True),
+            )    # fmt: skip
+            self.bar = Progress(*columns, console=messages, expand=True)
+            self.task = self.bar.add_task(title, total=rounds, state="")
+
+    def __enter__(self) -> RoundProgress:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Show one finished round."""
+        self.bytes += row["bytes_down"] + row["bytes_up"]
+        tiers = row.get("tiers")
+        if tiers:
+            names = list(tiers)
+            self.last = "  ".join(_tier(name, tiers[name]) for name in dict.fromkeys((names[0], names[-1])))
+        if self.bar is not None:
+            self.bar.update(self.task, completed=row["round"], state=f"{self.last}  {size(self.bytes)}".strip())
+        elif tiers:
+            line = f"{self.title}  round {row['round']}/{self.rounds}  {self.last}  {size(self.bytes)}"
+            messages.print(line, soft_wrap=True)
+
+
+def _tier(name: str, values: Mapping[str, float]) -> str:
+    metric = next((key for key in values if key != "loss"), "loss")
+    value = values[metric]
+    return f"tier {name}: {100 * value:.1f} %" if metric == "accuracy" else f"tier {name}: {metric} {value:.4g}"

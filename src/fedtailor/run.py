@@ -1,0 +1,237 @@
+"""Train one global model over a fleet: the Python interface, and what the command line calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedtailor.client.losses import Loss, Metric, Objective
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.config import RunConfig, to_toml, validated
+from fedtailor.data.datasets import load_dataset
+from fedtailor.data.federated import DataSettings, FederatedData, federate
+from fedtailor.elastic import elastic
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.engines.in_process import InProcess
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet import Fleet, fleet_by_name
+from fedtailor.fleet.names import build_fleet
+from fedtailor.method import Method
+from fedtailor.methods import get_method
+from fedtailor.models import build_model
+from fedtailor.round import Deployed, ServerState
+from fedtailor.server.evaluation import calibrate
+from fedtailor.server.loop import RoundSettings, Row, run_rounds
+from fedtailor.server.run_folder import RunFolder, describe_environment
+from fedtailor.server.seeds import Seeds
+
+OnRow = Callable[[Row], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: the global model, and a sub-model for every budget."""
+
+    method: Method
+    model: ElasticModel
+    data: FederatedData
+    fleet: Fleet
+    state: ServerState
+    history: tuple[Row, ...]
+    seeds: Seeds
+
+    @property
+    def tiers(self) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every tier at the end."""
+        return dict(self.history[-1]["tiers"])
+
+    def deploy(self, budget: Budget) -> Deployed:
+        """The pieces for a device of this budget, their norms calibrated where the method needs it."""
+        engine = InProcess(self.method, self.model, self.data)
+        clients = self.fleet.capacity(self.data.sizes, self.state.round, self.seeds)
+        state = calibrate(self.method, self.state, [budget], clients, self.model, engine, self.seeds)
+        return self.method.deploy(state, budget, self.model)
+
+    def submodel(self, budget: Budget | float | str) -> nn.Module:
+        """A plain small module for a device: ``run.submodel(0.25)`` or ``run.submodel(Budget(macs=1_000_000))``."""
+        wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
+        deployed = self.deploy(wanted)
+        if len(deployed.patches) > 1:
+            raise FedtailorError(f"{self.method.name} deploys an ensemble of {len(deployed.patches)} networks: use deploy")
+        return self.model.build(deployed.patches[0]).eval()
+
+    def save(self, folder: RunFolder) -> None:
+        """Write the final weights into a run folder."""
+        folder.save_weights(self.state.weights, self.model.groups.ties)
+
+
+def train(
+    module: nn.Module,
+    data: FederatedData | str,
+    fleet: Fleet | str = "uniform-5",
+    method: Method | str = "heterofl",
+    *,
+    rounds: int = 20,
+    clients_per_round: int = 10,
+    evaluate_every: int = 5,
+    training: LocalTraining | Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    threads: int = 1,
+    on_row: OnRow | None = None,
+) -> Run:
+    """Train ``module`` over a fleet of unequal devices; the module itself is left as it is.
+
+    ``data`` is federated data or the name of a data set, ``fleet`` and ``method`` are objects or names. A pretrained
+    module is a valid start. ``loss(output, batch)`` and ``metrics`` replace cross-entropy and accuracy.
+    """
+    prepared = prepare(
+        module, data, fleet, method, RoundSettings(rounds, clients_per_round, evaluate_every),
+        training=training, loss=loss, metrics=metrics, device=device, seed=seed,
+    )    # fmt: skip
+    return prepared.start(threads, on_row)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that passed every check and has not started."""
+
+    method: Method
+    model: ElasticModel
+    data: FederatedData
+    fleet: Fleet
+    settings: RoundSettings
+    seeds: Seeds
+
+    def start(self, threads: int = 1, on_row: OnRow | None = None) -> Run:
+        """Run all rounds."""
+        history: list[Row] = []
+
+        def note(row: Row, _state: ServerState) -> None:
+            history.append(row)
+            if on_row is not None:
+                on_row(row)
+
+        engine = InProcess(self.method, self.model, self.data)
+        with torch_threads(threads):
+            state = run_rounds(
+                self.method, self.model, self.data, self.fleet, engine, self.settings, self.seeds, note
+            )
+        return Run(self.method, self.model, self.data, self.fleet, state, tuple(history), self.seeds)
+
+
+def prepare(
+    module: nn.Module,
+    data: FederatedData | str,
+    fleet: Fleet | str,
+    method: Method | str,
+    settings: RoundSettings,
+    *,
+    training: LocalTraining | Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    device: str = "auto",
+    seed: int = 0,
+) -> Prepared:
+    """Resolve names, trace the module and refuse what cannot run, before anything is trained or written."""
+    seeds = Seeds(seed)
+    if isinstance(data, str):
+        data = federate(load_dataset(data), DataSettings(dataset=data), seeds)
+    if isinstance(fleet, str):
+        fleet = fleet_by_name(fleet)
+    chosen = get_method(method)() if isinstance(method, str) else method
+    if training is not None:
+        fields = dataclasses.asdict(training) if isinstance(training, LocalTraining) else dict(training)
+        fields = {**dataclasses.asdict(chosen.local), **fields} if isinstance(training, Mapping) else fields
+        chosen = dataclasses.replace(chosen, local=validated(LocalTraining, fields, "training"))
+    chosen = dataclasses.replace(chosen, local=dataclasses.replace(chosen.local, rounds=settings.rounds))
+    objective = Objective(loss or Objective().loss, metrics if metrics is not None else Objective().metrics)
+    place = pick_device(device)
+    data = dataclasses.replace(data, train=data.train.to(place), test=data.test.to(place))
+    model = elastic(module.to(place), data.example(), objective=objective)
+    check(chosen, model, data, fleet, settings)
+    return Prepared(chosen, model, data, fleet, settings, seeds)
+
+
+def check(method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, settings: RoundSettings) -> None:
+    """What would fail in the middle of a run fails here, in one sentence."""
+    if settings.clients_per_round > data.num_clients:
+        raise FedtailorError(
+            f"clients_per_round = {settings.clients_per_round}: expected at most {data.num_clients}, the number of clients"
+        )
+    fleet.counts(data.num_clients)
+    if model.statistics and method.local.batch_size == 1:
+        raise FedtailorError("training.batch_size = 1: batch norm needs at least 2 examples in a batch")
+    if model.statistics and data.sizes.min() < 2:
+        client = int(data.sizes.argmin())
+        raise FedtailorError(f"client {client} has one example: batch norm needs at least 2; raise data.min_examples")
+    outputs = [model.groups.widths[group] for group in model.groups.outputs]
+    if data.num_classes and outputs and max(outputs) < data.num_classes:
+        raise FedtailorError(
+            f"the model has {max(outputs)} outputs, but the labels of {data.name} go up to {data.num_classes - 1}"
+        )
+    for tier in fleet.tiers:
+        method.cut_for(tier.budget, model)
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` takes CUDA, then Apple's MPS, then the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(name.partition(":")[0], False):
+        usable = ", ".join(device for device, there in available.items() if there)
+        raise FedtailorError(f"device = {name!r}: not available here; usable: auto, {usable}")
+    return torch.device(name)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Use ``count`` PyTorch threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def prepare_config(config: RunConfig) -> Prepared:
+    """Everything that a configuration asks for, checked and ready."""
+    seeds = Seeds(config.seed)
+    data = federate(load_dataset(config.data.dataset, **config.data.options), config.data, seeds)
+    options = {key: value for key, value in config.model.items() if key != "name"}
+    inputs = data.example()
+    shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
+    with seeds.scope("model"):
+        module = build_model(config.model["name"], input_shape=shape, num_classes=data.num_classes, **options)
+    return prepare(
+        module, data, build_fleet(config.fleet), config.build_method(), config.round_settings,
+        device=config.device, seed=config.seed,
+    )    # fmt: skip
+
+
+def run_config(config: RunConfig, path: Path, on_row: OnRow | None = None) -> Run:
+    """Run a configuration and write its folder; nothing is written unless the run can start."""
+    prepared = prepare_config(config)
+    device = str(next(iter(prepared.model.module.parameters())).device)
+    folder = RunFolder.create(path, to_toml(config), describe_environment(config.threads, device))
+
+    def note(row: Row) -> None:
+        folder.append(row)
+        if on_row is not None:
+            on_row(row)
+
+    run = prepared.start(config.threads, note)
+    run.save(folder)
+    return run
