@@ -35,7 +35,7 @@ _HOMES = {
     "train": "fedtailor.run",
 }
 
-__all__ = sorted(_HOMES)    # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

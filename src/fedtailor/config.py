@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,6 +23,7 @@ from fedtailor.methods import get_method
 from fedtailor.server.loop import RoundSettings
 
 Table = dict[str, Any]
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ class RunConfig:
         fine = bool(allowed) and allowed.isascii() and allowed.isalnum() and not self.name.startswith(".")
         require(fine and len(self.name) <= 100, "name", self.name, "letters, digits, '-', '_' and '.'")
         require(self.threads >= 1, "threads", self.threads, "at least 1")
-        require(self.device in ("auto", "cpu", "cuda", "mps"), "device", self.device, "auto, cpu, cuda or mps")
+        require(
+            self.device in ("auto", "cpu", "cuda", "mps"), "device", self.device, "auto, cpu, cuda or mps"
+        )
         require("name" in self.model, "model", self.model, "a name: see `fedtailor profile --help`")
         require("name" in self.method, "method", self.method, "a name: see `fedtailor methods`")
-        self.round_settings    # noqa: B018  (each checks itself when it is made)
+        self.round_settings  # noqa: B018  (each checks itself when it is made)
         self.build_method()
 
     @property
@@ -73,7 +76,9 @@ class RunConfig:
         for key in settings:
             if key not in known:
                 raise unknown(f"setting of method {method.name}", key, known)
-        local = validated(LocalTraining, {**_own_defaults(method), **self.training, "rounds": self.rounds}, "training")
+        local = validated(
+            LocalTraining, {**_own_defaults(method), **self.training, "rounds": self.rounds}, "training"
+        )
         return validated(method, {**settings, "local": local}, "method")
 
 
@@ -98,7 +103,7 @@ def make_config(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunC
     return validated(RunConfig, merged, "")
 
 
-def validated(kind: type[Any], table: Mapping[str, Any], path: str) -> Any:
+def validated(kind: type[S], table: Mapping[str, Any], path: str) -> S:
     """Build a settings dataclass from a table: unknown keys, wrong types and wrong values are refused by name."""
     _refuse_unknown(kind, table, path)
     try:
@@ -128,7 +133,9 @@ def _first_problem(error: ValidationError, path: str) -> str:
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, FedtailorError):
         return str(cause)
-    place = ".".join(str(part) for part in ([path] if path else []) + [p for p in problem["loc"] if isinstance(p, str)])
+    place = ".".join(
+        str(part) for part in ([path] if path else []) + [p for p in problem["loc"] if isinstance(p, str)]
+    )
     return f"{place} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
@@ -157,7 +164,9 @@ def to_toml(config: RunConfig) -> str:
     """The configuration with every default filled in, as TOML that `fedtailor run` reads back."""
     method = config.build_method()
     table = dataclasses.asdict(config)
-    settings = {item.name: getattr(method, item.name) for item in dataclasses.fields(method) if item.name != "local"}
+    settings = {
+        item.name: getattr(method, item.name) for item in dataclasses.fields(method) if item.name != "local"
+    }
     table["method"] = {"name": config.method["name"], **settings}
     table["training"] = {k: v for k, v in dataclasses.asdict(method.local).items() if k != "rounds"}
     lines = [f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
@@ -176,4 +185,4 @@ def _toml(value: Any) -> str:
         return json.dumps(str(value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return json.dumps(value)    # TOML writes strings, numbers and booleans as JSON does
+    return json.dumps(value)  # TOML writes strings, numbers and booleans as JSON does

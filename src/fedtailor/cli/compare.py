@@ -40,12 +40,15 @@ def compare(
         for spec in specs
     }
     results = {
-        spec: [_rows_of(spec, settings, runs / base.name) for settings in each] for spec, each in planned.items()
+        spec: [_rows_of(spec, settings, runs / base.name) for settings in each]
+        for spec, each in planned.items()
     }
     if as_json:
         print_json({"folder": str(runs / base.name), "methods": comparison_rows(results)})
         return
-    console.print(comparison_table(f"{base.name}: {base.data.dataset}, {base.rounds} rounds, {seeds} seed(s)", results))
+    console.print(
+        comparison_table(f"{base.name}: {base.data.dataset}, {base.rounds} rounds, {seeds} seed(s)", results)
+    )
     console.print(f"Files: {runs / base.name}/", markup=False)
 
 
@@ -55,7 +58,9 @@ def _overrides(spec: str, seed: int) -> list[str]:
     for setting in settings:
         if "=" not in setting:
             raise FedtailorError(f"--methods {spec!r}: expected name:key=value, such as fedavg:width=1/5")
-    pairs = "".join(f", {key} = {_value(value)}" for key, _, value in (text.partition("=") for text in settings))
+    pairs = "".join(
+        f", {key} = {_value(value)}" for key, _, value in (text.partition("=") for text in settings)
+    )
     return [f'method={{name = "{name}"{pairs}}}', f"seed={seed}", f'name="{_folder(spec)}-seed{seed}"']
 
 
@@ -90,7 +95,7 @@ def _rows_of(spec: str, settings: Any, parent: Path) -> list[dict[str, Any]]:
         messages.print(f"{spec}, seed {settings.seed}: finished before, skipped", markup=False)
         return folder.rows()
     if folder.path.exists():
-        shutil.rmtree(folder.path)    # an earlier call was interrupted before this run came to its end
+        shutil.rmtree(folder.path)  # an earlier call was interrupted before this run came to its end
     with RoundProgress(f"{spec}, seed {settings.seed}", settings.rounds) as progress:
         run_config(settings, folder.path, progress)
     return folder.rows()

@@ -21,7 +21,9 @@ def init(
         with path.open("x", encoding="utf-8") as file:
             file.write(text.replace("{path}", str(path)))
     except FileExistsError:
-        raise FedtailorError(f"{path} exists already: choose another name, `fedtailor init other.toml`") from None
+        raise FedtailorError(
+            f"{path} exists already: choose another name, `fedtailor init other.toml`"
+        ) from None
     except OSError as error:
         raise FedtailorError(f"{path} cannot be written: {error.strerror or error}") from error
     console.print(f"Wrote {path}. Next:  fedtailor run {path}", markup=False)

@@ -30,7 +30,9 @@ app.command("datasets")(datasets.datasets)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False) -> None:
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+) -> None:
     """Resource-adaptive federated learning: one global PyTorch model, cut to fit every device."""
     if show:
         typer.echo(f"fedtailor {__version__}")

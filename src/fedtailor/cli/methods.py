@@ -20,18 +20,24 @@ def methods(
     from fedtailor.methods import method_card, method_names
 
     if name is not None and not as_json:
-        console.print(Markdown(method_card(name).partition("---\n")[2].partition("---\n")[2] or method_card(name)))
+        console.print(
+            Markdown(method_card(name).partition("---\n")[2].partition("---\n")[2] or method_card(name))
+        )
         return
     chosen = [name] if name is not None else method_names()
     rows = [_row(each) for each in chosen]
     if as_json:
         print_json(rows)
         return
-    table = Table(title="Methods", title_justify="left", caption="fedtailor methods NAME shows a method's card")
+    table = Table(
+        title="Methods", title_justify="left", caption="fedtailor methods NAME shows a method's card"
+    )
     for column in ("name", "what it does", "settings"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row["name"], row["summary"], "\n".join(f"{k} = {v}" for k, v in row["settings"].items()))
+        table.add_row(
+            row["name"], row["summary"], "\n".join(f"{k} = {v}" for k, v in row["settings"].items())
+        )
     console.print(table)
 
 

@@ -11,13 +11,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-console = Console(highlight=False)    # results, on standard output
-messages = Console(stderr=True, highlight=False)    # progress and errors, on standard error
+console = Console(highlight=False)  # results, on standard output
+messages = Console(stderr=True, highlight=False)  # progress and errors, on standard error
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a config key, e.g. --set data.alpha=0.1. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a config key, e.g. --set data.alpha=0.1. Repeatable."
+    ),
 ]
 
 
@@ -56,7 +58,7 @@ class RoundProgress:
             columns = (
                 TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
                 TextColumn("{task.fields[state]}"), TimeRemainingColumn(compact=True),
-            )    # fmt: skip
+            )  # fmt: skip
             self.bar = Progress(*columns, console=messages, expand=True)
             self.task = self.bar.add_task(title, total=rounds, state="")
 
@@ -79,7 +81,9 @@ class RoundProgress:
             names = list(tiers)
             self.last = "  ".join(_tier(name, tiers[name]) for name in dict.fromkeys((names[0], names[-1])))
         if self.bar is not None:
-            self.bar.update(self.task, completed=row["round"], state=f"{self.last}  {size(self.bytes)}".strip())
+            self.bar.update(
+                self.task, completed=row["round"], state=f"{self.last}  {size(self.bytes)}".strip()
+            )
         elif tiers:
             line = f"{self.title}  round {row['round']}/{self.rounds}  {self.last}  {size(self.bytes)}"
             messages.print(line, soft_wrap=True)
@@ -88,4 +92,6 @@ class RoundProgress:
 def _tier(name: str, values: Mapping[str, float]) -> str:
     metric = next((key for key in values if key != "loss"), "loss")
     value = values[metric]
-    return f"tier {name}: {100 * value:.1f} %" if metric == "accuracy" else f"tier {name}: {metric} {value:.4g}"
+    return (
+        f"tier {name}: {100 * value:.1f} %" if metric == "accuracy" else f"tier {name}: {metric} {value:.4g}"
+    )

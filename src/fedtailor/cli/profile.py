@@ -11,9 +11,15 @@ from fedtailor.cli.output import JsonOption, console, print_json
 
 
 def profile(
-    model: Annotated[str, typer.Argument(help="A network's name, or your own as my_package.my_module:build.")],
-    fleet: Annotated[str, typer.Option(help="Whose tiers to show, e.g. uniform-5 or a1-b1-c1-d1-e1.")] = "uniform-5",
-    input_shape: Annotated[str, typer.Option("--input", help="Shape of one example, e.g. 3x32x32.")] = "1x28x28",
+    model: Annotated[
+        str, typer.Argument(help="A network's name, or your own as my_package.my_module:build.")
+    ],
+    fleet: Annotated[
+        str, typer.Option(help="Whose tiers to show, e.g. uniform-5 or a1-b1-c1-d1-e1.")
+    ] = "uniform-5",
+    input_shape: Annotated[
+        str, typer.Option("--input", help="Shape of one example, e.g. 3x32x32.")
+    ] = "1x28x28",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,7 +51,9 @@ def _rows(model: str, fleet: str, input_shape: str, classes: int) -> list[dict[s
     try:
         shape = tuple(int(part) for part in input_shape.split("x"))
     except ValueError:
-        raise FedtailorError(f"--input {input_shape!r}: expected whole numbers such as 3x32x32 or 80") from None
+        raise FedtailorError(
+            f"--input {input_shape!r}: expected whole numbers such as 3x32x32 or 80"
+        ) from None
     require(classes >= 1, "--classes", classes, "at least 1")
     tiers = fleet_by_name(fleet).tiers
     network = build_model(model, input_shape=shape, num_classes=classes)
@@ -57,6 +65,12 @@ def _rows(model: str, fleet: str, input_shape: str, classes: int) -> list[dict[s
         cut = fit(cuttable, tier.budget)
         cost = cuttable.cost(cut)
         rows.append(
-            {"tier": tier.name, "width": cut.tag, "params": cost.params, "macs": cost.macs, "bytes": cost.bytes}
+            {
+                "tier": tier.name,
+                "width": cut.tag,
+                "params": cost.params,
+                "macs": cost.macs,
+                "bytes": cost.bytes,
+            }
         )
     return rows

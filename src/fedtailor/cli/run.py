@@ -33,4 +33,6 @@ def run(
     if summary["refused"]:
         counted = ", ".join(f"{count} x {reason}" for reason, count in summary["refused"].items())
         console.print(f"Refused updates: {counted}", markup=False)
-    console.print(f"Files: {folder}/  (config.toml, environment.json, metrics.jsonl, weights.safetensors)", markup=False)
+    console.print(
+        f"Files: {folder}/  (config.toml, environment.json, metrics.jsonl, weights.safetensors)", markup=False
+    )

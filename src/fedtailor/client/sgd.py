@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -48,13 +49,15 @@ class LocalTraining:
     def __post_init__(self) -> None:
         require(math.isfinite(self.lr) and self.lr > 0, "training.lr", self.lr, "a number above 0")
         require(0 <= self.momentum < 1, "training.momentum", self.momentum, "at least 0 and below 1")
-        require(self.weight_decay >= 0, "training.weight_decay", self.weight_decay, "at least 0")
+        require(0 <= self.weight_decay < math.inf, "training.weight_decay", self.weight_decay, "at least 0")
         require(self.batch_size >= 1, "training.batch_size", self.batch_size, "at least 1")
         require(self.epochs >= 1, "training.epochs", self.epochs, "at least 1")
         require(self.steps is None or self.steps >= 1, "training.steps", self.steps, "at least 1")
         require(self.clip_norm > 0, "training.clip_norm", self.clip_norm, "above 0; inf does not clip")
         require(0 < self.gamma <= 1, "training.gamma", self.gamma, "above 0 and at most 1")
         require(not self.nesterov or self.momentum > 0, "training.nesterov", self.nesterov, "momentum above 0 with it")
+        later = all(0 < share < math.inf for share in self.milestones)
+        require(later, "training.milestones", self.milestones, "rounds, or shares of all rounds, above 0")
         schedules = ("constant", "steps", "cosine", "exponential")
         require(self.schedule in schedules, "training.schedule", self.schedule, f"one of {', '.join(schedules)}")
 
@@ -68,7 +71,9 @@ class LocalTraining:
             raise FedtailorError(f"training.schedule = {self.schedule!r} needs training.rounds, the length of the run")
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, round / self.rounds)))
-        passed = sum(round >= (share * self.rounds if share < 1 else share) for share in self.milestones)
+        # As decimals: 0.55 of 20 rounds is round 11, where floats give 11.000000000000002 and so round 12.
+        milestones = [Fraction(str(share)) for share in self.milestones]
+        passed = sum(round >= (share * self.rounds if share < 1 else share) for share in milestones)
         return self.lr * self.gamma**passed
 
 
@@ -93,7 +98,7 @@ def train(method: Method, task: Task, data: Examples, model: ElasticModel) -> tu
             loss = method.loss(outputs, batch, task, model)
             if not math.isfinite(value := loss.item()):
                 raise Diverged(f"the loss of client {task.client.id} became {value} in step {step}")
-            loss.backward()    # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step(model, cut, cuts, leaves)
             count = len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
             total, examples = total + value * count, examples + count
@@ -151,13 +156,17 @@ class _Optimiser:
         self.local, self.rate = method.local, rate
         self.held = {name: value for name, value in held.items() if value.requires_grad}
         self.momenta: dict[str, Tensor | None] = dict.fromkeys(self.held)
-        still = method.local.momentum == 0 and method.local.weight_decay == 0
-        self.only_active = method.inactive == "active" or still
+        self.still = method.local.momentum == 0 and method.local.weight_decay == 0
+        self.only_active = method.inactive == "active" or self.still
 
     @torch.no_grad()
     def step(self, model: ElasticModel, outer: Cut, cuts: list[Cut], leaves: list[Weights]) -> None:
         """Apply the gradients that ``backward`` left on the leaves."""
-        widest = _widest(outer, cuts) if self.only_active else outer
+        widest = _widest(cuts) if self.only_active else outer
+        if widest is None:
+            # Moving everything held is the same as moving the cuts alone only as long as nothing else moves it.
+            require(self.still, "step_cuts", cuts, "cuts inside one another, where inactive coordinates must rest")
+            widest = outer
         gradients = self._collect(model, widest, cuts, leaves)
         if self.local.clip_norm < math.inf:
             clip_grad_norm_(_with_gradients(gradients), self.local.clip_norm)
@@ -208,9 +217,9 @@ class _Optimiser:
             scatter(self.momenta[name], where, momentum)    # type: ignore[arg-type]
 
 
-def _widest(outer: Cut, cuts: list[Cut]) -> Cut:
-    """The cut of this step that holds all others; the held one if there is none."""
-    return next((cut for cut in cuts if all(cut.holds(other) for other in cuts)), outer)
+def _widest(cuts: list[Cut]) -> Cut | None:
+    """The cut of this step that holds all others, if there is one."""
+    return next((cut for cut in cuts if all(cut.holds(other) for other in cuts)), None)
 
 
 def _with_gradients(gradients: Weights) -> list[Tensor]:

@@ -22,7 +22,7 @@ class Tier:
 
     name: str
     budget: Budget
-    share: Fraction    # of all clients
+    share: Fraction  # of all clients
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class Fleet:
         if self.dynamic:
             total = sum(tier.share for tier in self.tiers)
             shares = np.array([float(tier.share / total) for tier in self.tiers])
-            tiers = seeds.numpy("capacity", round=round).choice(len(self.tiers), size=count, p=shares / shares.sum())
+            tiers = seeds.numpy("capacity", round=round).choice(
+                len(self.tiers), size=count, p=shares / shares.sum()
+            )
         else:
             tiers = np.repeat(np.arange(len(self.tiers)), self.counts(count))
         return Population(self, num_examples, tiers.astype(np.int32))
@@ -75,7 +77,7 @@ class Fleet:
         while sum(counts) < clients:
             counts[order[0]] += 1
             order = sorted(range(len(exact)), key=lambda tier: counts[tier] - exact[tier])
-        while sum(counts) > clients:    # only when a rare tier was rounded up to one client
+        while sum(counts) > clients:  # only when a rare tier was rounded up to one client
             counts[int(np.argmax(counts))] -= 1
         return counts
 
@@ -90,8 +92,8 @@ class Population(Sequence[Client]):
 
     fleet: Fleet
     num_examples: NDArray[np.int64]
-    tiers: NDArray[np.int32]    # index of each client's tier
-    macs: NDArray[np.float64] | None = None    # each client's own limit, where the fleet has a range
+    tiers: NDArray[np.int32]  # index of each client's tier
+    macs: NDArray[np.float64] | None = None  # each client's own limit, where the fleet has a range
 
     def __len__(self) -> int:
         return len(self.num_examples)

@@ -13,8 +13,10 @@ from fedtailor.elastic.selections import as_width
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.fleet import Fleet, Tier
 
-LEVELS = {level: Fraction(1, 2**power) for power, level in enumerate("abcde")}    # HeteroFL's computation levels
-EVALUATED_SHARES = 5    # points at which a fleet with a range of budgets is evaluated
+LEVELS = {
+    level: Fraction(1, 2**power) for power, level in enumerate("abcde")
+}  # HeteroFL's computation levels
+EVALUATED_SHARES = 5  # points at which a fleet with a range of budgets is evaluated
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,13 @@ class FleetSettings:
     """The fleet of a run."""
 
     name: str = "uniform-5"
-    capacity: Literal["static", "dynamic"] = "static"    # dynamic: every client's tier is redrawn in every round
-    drop_scale: float | None = None    # of uniform-k: below 1, more devices are of the top tier
-    tiers: list[dict[str, Any]] = field(default_factory=list)    # your own: name, share, width, macs, params, bytes
+    capacity: Literal["static", "dynamic"] = (
+        "static"  # dynamic: every client's tier is redrawn in every round
+    )
+    drop_scale: float | None = None  # of uniform-k: below 1, more devices are of the top tier
+    tiers: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # your own: name, share, width, macs, params, bytes
 
     def __post_init__(self) -> None:
         choices = ("static", "dynamic")
@@ -47,7 +53,9 @@ def fleet_by_name(name: str, *, dynamic: bool = False, drop_scale: float | None 
     [('e', Fraction(3, 4)), ('a', Fraction(1, 4))]
     """
     if drop_scale is not None and not name.startswith("uniform-"):
-        raise FedtailorError(f"fleet.drop_scale = {drop_scale!r}: only uniform-k fleets have one, not {name!r}")
+        raise FedtailorError(
+            f"fleet.drop_scale = {drop_scale!r}: only uniform-k fleets have one, not {name!r}"
+        )
     for pattern, build in PATTERNS.items():
         found = re.fullmatch(pattern, name)
         if found:
@@ -66,21 +74,27 @@ def _uniform(found: re.Match[str], drop_scale: float | None) -> Built:
     scale = Fraction(1) if drop_scale is None else as_width(drop_scale, "fleet.drop_scale")
     shares = [scale / count] * (count - 1) + [1 - (count - 1) * scale / count]
     widths = [Fraction(number, count) for number in range(1, count + 1)]
-    return [Tier(_decimal(width), Budget(width=width), share) for width, share in zip(widths, shares, strict=True)], None
+    return [
+        Tier(_decimal(width), Budget(width=width), share) for width, share in zip(widths, shares, strict=True)
+    ], None
 
 
 def _levels(found: re.Match[str], _drop_scale: float | None) -> Built:
-    """HeteroFL's mixes: ``a1-b1-c1-d1-e1`` gives every level the same number of clients, ``a1-e9`` one in ten level a."""
+    """HeteroFL's mixes: ``a1-b1-c1-d1-e1`` is a fifth of the clients each, ``a1-e9`` one in ten at level a."""
     parts = dict(re.findall(r"([a-z])(\d+)", found[0]))
     wrong = sorted(set(parts) - set(LEVELS))
     if wrong or len(parts) != len(found[0].split("-")):
         level = wrong[0] if wrong else found[0]
-        raise FedtailorError(f"fleet.name = {found[0]!r}: level {level!r} is none of {', '.join(LEVELS)}, each at most once")
+        raise FedtailorError(
+            f"fleet.name = {found[0]!r}: level {level!r} is none of {', '.join(LEVELS)}, each at most once"
+        )
     counts = {level: int(number) for level, number in parts.items()}
     require(all(counts.values()), "fleet.name", found[0], "a number above 0 behind each level")
     total = sum(counts.values())
     ordered = sorted(counts, key=lambda level: LEVELS[level])
-    return [Tier(level, Budget(width=LEVELS[level]), Fraction(counts[level], total)) for level in ordered], None
+    return [
+        Tier(level, Budget(width=LEVELS[level]), Fraction(counts[level], total)) for level in ordered
+    ], None
 
 
 def _flops(found: re.Match[str], _drop_scale: float | None) -> Built:
@@ -102,9 +116,14 @@ def _capacity(found: re.Match[str], _drop_scale: float | None) -> Built:
 
 
 def _two_types(found: re.Match[str], _drop_scale: float | None) -> Built:
-    """FLANC's imbalanced fleets: the first number is the percentage of full devices, the second of quarter-width ones."""
+    """FLANC's imbalanced fleets: so many per cent of full devices, so many of a quarter of the width."""
     large, small = int(found[1]), int(found[2])
-    require(large > 0 and small > 0 and large + small == 100, "fleet.name", found[0], "two percentages that add to 100")
+    require(
+        large > 0 and small > 0 and large + small == 100,
+        "fleet.name",
+        found[0],
+        "two percentages that add to 100",
+    )
     quarter = Tier("0.25", Budget(width=Fraction(1, 4)), Fraction(small, 100))
     return [quarter, Tier("1", Budget(width=1), Fraction(large, 100))], None
 
@@ -136,7 +155,9 @@ def _own_tier(number: int, table: dict[str, Any]) -> Tier:
         if key not in known:
             raise unknown(f"key of fleet.tiers[{number}]", key, known)
     budget = Budget(**{key: table[key] for key in known[2:] if key in table})
-    require(bool(budget.limits), f"fleet.tiers[{number}]", table, "at least one of width, macs, params, bytes")
+    require(
+        bool(budget.limits), f"fleet.tiers[{number}]", table, "at least one of width, macs, params, bytes"
+    )
     return Tier(str(table.get("name", f"tier {number}")), budget, _share(table.get("share", 1), number))
 
 

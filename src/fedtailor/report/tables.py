@@ -56,7 +56,9 @@ def comparison_table(title: str, results: Mapping[str, Sequence[Sequence[Row]]])
     first = next(iter(results.values()))[0]
     tiers = list(first[-1]["tiers"])
     metric = next((key for key in first[-1]["tiers"][tiers[0]] if key != "loss"), "loss")
-    table = Table(title=title, title_justify="left", caption=f"{metric} per tier at the end", caption_justify="left")
+    table = Table(
+        title=title, title_justify="left", caption=f"{metric} per tier at the end", caption_justify="left"
+    )
     table.add_column("method", overflow="fold")
     for tier in tiers:
         table.add_column(tier, justify="right", no_wrap=True)
@@ -78,10 +80,14 @@ def comparison_rows(results: Mapping[str, Sequence[Sequence[Row]]]) -> list[dict
     for method, runs in results.items():
         ends = [rows[-1]["tiers"] for rows in runs]
         tiers = {
-            tier: {metric: mean_and_deviation([end[tier][metric] for end in ends]) for metric in ends[0][tier]}
+            tier: {
+                metric: mean_and_deviation([end[tier][metric] for end in ends]) for metric in ends[0][tier]
+            }
             for tier in ends[0]
         }
-        answer.append({"method": method, "seeds": len(runs), "tiers": tiers, "runs": [totals(rows) for rows in runs]})
+        answer.append(
+            {"method": method, "seeds": len(runs), "tiers": tiers, "runs": [totals(rows) for rows in runs]}
+        )
     return answer
 
 

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+from torch import Tensor
 
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.errors import FedtailorError
 from fedtailor.round import Dropped, Task, Update
+
+
+def check_answers(
+    tasks: Iterable[Task], answers: Iterable[Update | Dropped], model: ElasticModel
+) -> tuple[list[Update], list[Dropped]]:
+    """The updates that may be merged, at most one for each task, and the clients that gave none."""
+    waiting = {task.client.id: task for task in tasks}
+    updates: list[Update] = []
+    dropped: list[Dropped] = []
+    for answer in answers:
+        if isinstance(answer, Dropped):
+            dropped.append(answer)
+        elif answer.client not in waiting:
+            dropped.append(Dropped(answer.client, answer.round, "unasked", "no task of this client is open"))
+        elif (refused := check_update(waiting[answer.client], answer, model)) is not None:
+            dropped.append(refused)
+        else:
+            updates.append(answer)
+            del waiting[answer.client]
+    return updates, dropped
 
 
 def check_update(task: Task, update: Update, model: ElasticModel) -> Dropped | None:
@@ -18,33 +42,48 @@ def check_update(task: Task, update: Update, model: ElasticModel) -> Dropped | N
 def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
     if update.client != task.client.id or update.round != task.round:
         return "wrong-task", f"answers client {update.client}, round {update.round}"
-    if not (isinstance(update.weight, int | float) and math.isfinite(update.weight) and update.weight > 0):
-        return "bad-weight", f"weight {update.weight!r}"
-    if task.action == "train" and update.weight > task.client.num_examples:
+    if not _counts(update.weight, task.client.num_examples):
         return "bad-weight", f"weight {update.weight!r} for {task.client.num_examples} examples"
     if set(update.patch.values) != set(task.reply.names):
         odd = sorted(set(update.patch.values) ^ set(task.reply.names))
         return "wrong-names", f"missing or unasked: {', '.join(odd[:3])}"
-    if not _allowed(task, update.patch.cut):
+    if not _allowed(task, update.patch.cut, model):
         return "out-of-lease", "coordinates that were not leased"
-    return _fault_in_values(task, update, model)
+    for name, metric in update.metrics.items():
+        if not math.isfinite(metric):
+            return "non-finite", f"metric {name}"
+    for name, value in update.patch.values.items():
+        reason, detail = _fault_in_value(name, value, update.patch.cut, model)
+        if reason:
+            return reason, detail
+    return "", ""
 
 
-def _allowed(task: Task, cut: Cut) -> bool:
+def _counts(weight: object, num_examples: int) -> bool:
+    """Whether a weight is a number above 0 and no more than the examples that the server knows of."""
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    return number and 0 < weight <= num_examples    # type: ignore[operator]
+
+
+def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
+    try:
+        real = Cut.of(model.groups, cut.channels) == cut    # known groups, sorted units that exist
+    except FedtailorError:
+        return False
     partial = task.reply.partial
     same = {group: units for group, units in cut.channels.items() if group not in partial}
-    return same == dict(task.reply.cut.channels) and task.reply.cut.holds(cut)
+    return real and same == dict(task.reply.cut.channels) and task.reply.cut.holds(cut)
 
 
-def _fault_in_values(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
-    for name, value in update.patch.values.items():
-        plain = name.partition("@")[0]
-        shape = model.shape(plain, update.patch.cut)
-        if tuple(value.shape) != shape:
-            return "wrong-shape", f"{name}: {tuple(value.shape)} instead of {shape}"
-        dtype = model.dtype(plain)
-        if value.dtype != dtype:
-            return "wrong-dtype", f"{name}: {value.dtype} instead of {dtype}"
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            return "non-finite", name
+def _fault_in_value(name: str, value: Tensor, cut: Cut, model: ElasticModel) -> tuple[str, str]:
+    plain = name.partition("@")[0]
+    shape, dtype = model.shape(plain, cut), model.dtype(plain)
+    if tuple(value.shape) != shape:
+        return "wrong-shape", f"{name}: {tuple(value.shape)} instead of {shape}"
+    if value.dtype != dtype:
+        return "wrong-dtype", f"{name}: {value.dtype} instead of {dtype}"
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        return "non-finite", name
+    if plain in model.statistics and not plain.endswith(".running_mean") and bool((value < 0).any()):
+        return "bad-statistics", f"{name}: below zero"    # the root of a negative variance is NaN for everyone
     return "", ""

@@ -15,6 +15,7 @@ from fedtailor.engines.engine import Engine
 from fedtailor.fleet import Tier
 from fedtailor.method import Method
 from fedtailor.round import Client, Reply, ServerState, Task, Update
+from fedtailor.server.checking import check_answers
 from fedtailor.server.merging import by_samples, holder_mean
 from fedtailor.server.seeds import Seeds
 
@@ -30,31 +31,38 @@ def calibrate(
 ) -> ServerState:
     """A round of statistics queries (HeteroFL's sBN): each width's norms on the data of clients that can run it.
 
-    Merged by the number of batches, the result is the plain average of all batch statistics.
+    Merged by the number of batches, the result is the plain average of all batch statistics. A width that no client
+    can train in this round (levels are redrawn, or it lies at the end of a range) is measured on everyone's data.
     """
     if method.norm != "static" or not model.statistics:
         return state
     weights = dict(state.weights)
-    for cut in dict.fromkeys(method.cut_for(budget, model) for budget in budgets):
-        tasks = [
-            calibration_task(method, state, client, cut, model, seeds)
-            for client in clients
-            if client.num_examples > 1 and method.cut_for(client.budget, model).holds(cut)
-        ]
-        answers = [answer for answer in engine.run(tasks) if isinstance(answer, Update) and answer.weight > 0]
+    cuts = [method.cut_for(budget, model) for budget in budgets]
+    for cut in {cut.tag: cut for cut in cuts}.values():    # widths may share a cut, but not a name
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)    # statistics of older weights are of no use
+        everyone = [client for client in clients if client.num_examples > 1]
+        able = [client for client in everyone if method.cut_for(client.budget, model).holds(cut)]
+        answers = _statistics(method, state, cut, able, model, engine, seeds)
+        answers = answers or _statistics(method, state, cut, everyone, model, engine, seeds)
         weights = holder_mean(weights, answers, model, by_samples)
     return replace(state, weights=weights)
 
 
-def calibration_task(
-    method: Method, state: ServerState, client: Client, cut: Cut, model: ElasticModel, seeds: Seeds
-) -> Task:
-    """Ask one client for the statistics of one width on its data."""
+def _statistics(
+    method: Method,
+    state: ServerState,
+    cut: Cut,
+    clients: Sequence[Client],
+    model: ElasticModel,
+    engine: Engine,
+    seeds: Seeds,
+) -> list[Update]:
+    """Ask clients for the statistics of one width on their data; they are sent the same patch, which they only read."""
     patch = model.cut(state.weights, cut, norm.travelling(model, method.norm))
     reply = Reply(norm.tagged_statistics(model, cut), cut)
-    return Task(client, state.round, patch, reply, seeds, action="calibrate")
+    tasks = [Task(client, state.round, patch, reply, seeds, action="calibrate") for client in clients]
+    return check_answers(tasks, engine.run(tasks), model)[0]
 
 
 def evaluate_tiers(

@@ -3,7 +3,7 @@
     round r → fleet.capacity → method.participants → sample → clients with this round's budgets
     client  → method.assign → Task
     tasks   → engine.run → updates           (method.perform on the client)
-    updates → check_update → method.merge → state of round r + 1
+    updates → check_answers → method.merge → state of round r + 1
     every k rounds: calibrate → deploy(budget) per tier → evaluation → method.observe
     → one metrics row
 """
@@ -23,7 +23,7 @@ from fedtailor.errors import require
 from fedtailor.fleet import Fleet
 from fedtailor.method import Method
 from fedtailor.round import Dropped, ServerState, Task, Update
-from fedtailor.server.checking import check_update
+from fedtailor.server.checking import check_answers
 from fedtailor.server.evaluation import calibrate, evaluate_tiers
 from fedtailor.server.sampling import sample
 from fedtailor.server.seeds import Seeds
@@ -64,7 +64,7 @@ def run_rounds(
         cohort = sample(method.participants(state, clients), settings.clients_per_round, state.round, seeds)
         tasks = [method.assign(state, client, model, seeds) for client in cohort]
         tasks = [_with_memory(task, slot, memories) for slot, task in enumerate(tasks)]
-        updates, dropped = _answers(engine, tasks, model)
+        updates, dropped = check_answers(tasks, engine.run(tasks), model)
         memories.update({update.client: (state.round, update.memory) for update in updates if update.memory})
         state = method.merge(state, updates, model)
         row = account(method, model, tasks, updates, dropped)
@@ -80,20 +80,6 @@ def run_rounds(
 def _with_memory(task: Task, slot: int, memories: Mapping[int, tuple[int, Mapping[str, Any]]]) -> Task:
     since, memory = memories.get(task.client.id, (-1, {}))
     return replace(task, slot=slot, memory=dict(memory), memory_round=since)
-
-
-def _answers(engine: Engine, tasks: list[Task], model: ElasticModel) -> tuple[list[Update], list[Dropped]]:
-    """Updates that passed the check, and the clients that gave none."""
-    by_client = {task.client.id: task for task in tasks}
-    updates: list[Update] = []
-    dropped: list[Dropped] = []
-    for answer in engine.run(tasks):
-        refused = answer if isinstance(answer, Dropped) else check_update(by_client[answer.client], answer, model)
-        if refused is not None:
-            dropped.append(refused)
-        elif isinstance(answer, Update):
-            updates.append(answer)
-    return updates, dropped
 
 
 def account(

@@ -19,14 +19,15 @@ OPTIONAL = ("client_train", "client_test", "client_names", "label_names")
 def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of the file by name; arrays of Python objects are refused, since they could run code."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise broken(path, "holds a single array, expected an .npz archive")
-            arrays = {name: archive[name] for name in archive.files if name in (*NEEDED, *OPTIONAL)}
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise broken(path, "holds a single array, expected an .npz archive")
+        with archive:
             names = archive.files
+            arrays = {name: archive[name] for name in names if name in (*NEEDED, *OPTIONAL)}
+    except FedtailorError:
+        raise
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-        if isinstance(error, FedtailorError):
-            raise
         raise broken(path, f"cannot be read as .npz ({error})") from error
     except OSError as error:
         raise FedtailorError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,245 @@
+"""The commands as a person calls them: output, JSON, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtailor.cli.main import main
+
+SMALL = """
+name = "small"
+seed = 3
+rounds = 2
+clients_per_round = 3
+evaluate_every = 1
+[data]
+clients = 5
+limit = 100
+[model]
+name = "cnn"
+channels = [4, 8]
+[method]
+name = "fedavg"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run the command in this process; returns the exit code."""
+    monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_run_writes_its_folder_and_shows_every_tier(folder, monkeypatch, capsys):
+    assert call(monkeypatch, "run", "small.toml") == 0
+    shown = capsys.readouterr()
+    for tier in ("0.2", "0.4", "0.6", "0.8", "1"):
+        assert f" {tier} " in shown.out
+    assert "runs/small/" in shown.out
+    assert "round 2/2" in shown.err  # plain lines where there is no terminal
+    rows = [json.loads(line) for line in (folder / "runs/small/metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    for key in ("tiers", "bytes_up", "bytes_down", "macs", "clients", "seconds", "refused"):
+        assert key in rows[-1]
+    assert set(rows[-1]["tiers"]["1"]) == {"loss", "accuracy"}
+    environment = json.loads((folder / "runs/small/environment.json").read_text())
+    assert environment["packages"]["torch"]
+    assert (folder / "runs/small/weights.safetensors").is_file()
+
+
+def test_run_again_from_its_own_resolved_config_gives_the_same_numbers(folder, monkeypatch, capsys):
+    assert call(monkeypatch, "run", "small.toml", "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert call(monkeypatch, "run", "runs/small/config.toml", "--set", "name=again", "--json") == 0
+    second = json.loads(capsys.readouterr().out)
+    assert first["tiers"] == second["tiers"]
+    assert call(monkeypatch, "run", "small.toml", "--set", "name=other", "--set", "seed=4", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tiers"] != first["tiers"]
+
+
+def test_an_existing_run_is_never_overwritten(folder, monkeypatch, capsys):
+    call(monkeypatch, "run", "small.toml")
+    before = {file: file.read_bytes() for file in (folder / "runs/small").iterdir() if file.is_file()}
+    capsys.readouterr()
+    assert call(monkeypatch, "run", "small.toml") == 2
+    assert "exists already" in capsys.readouterr().err
+    assert before == {file: file.read_bytes() for file in before}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["method.name=heterfl"], ["unknown method 'heterfl'", "did you mean 'heterofl'"]),
+        (["data.dataset=digit"], ["unknown dataset 'digit'", "did you mean 'digits'"]),
+        (["model.name=cnnn"], ["unknown model 'cnnn'"]),
+        (["model.channel=[4]"], ["channel", "channels"]),
+        (["data.clients=3"], ["3 client(s) for 5 tiers"]),
+        (["clients_per_round=9"], ["clients_per_round = 9", "at most 5"]),
+        (["data.clients=200"], ["200"]),
+        (["training.batch_size=1"], ["batch_size = 1", "batch norm"]),
+        (
+            ["data.min_examples=1", "data.partition=quantity", "data.skew=8", "data.clients=40"],
+            ["batch norm"],
+        ),
+        (["device=cuda"], ["device = 'cuda'", "not available"]),
+        (["method.name=heterofl", "fleet.tiers=[{name='tiny', macs=2}]"], ["macs = 2", "smallest cut"]),
+    ],
+)
+def test_what_cannot_start_says_why_and_writes_nothing(folder, monkeypatch, capsys, overrides, words):
+    settings = [word for override in overrides for word in ("--set", override)]
+    assert call(monkeypatch, "run", "small.toml", *settings) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    for word in words:
+        assert word in shown
+    assert not (folder / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(folder, monkeypatch, capsys):
+    (folder / "runs").write_text("a file, not a folder")
+    assert call(monkeypatch, "run", "small.toml") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_init_writes_a_config_that_loads_and_keeps_an_existing_file(folder, monkeypatch, capsys):
+    from fedtailor.config import load_config
+
+    assert call(monkeypatch, "init") == 0
+    assert load_config(folder / "fedtailor.toml").name == "first"
+    text = (folder / "fedtailor.toml").read_text()
+    assert call(monkeypatch, "init") == 2
+    assert "exists already" in capsys.readouterr().err
+    assert (folder / "fedtailor.toml").read_text() == text
+
+
+def test_compare_runs_each_method_once_and_skips_finished_ones(folder, monkeypatch, capsys):
+    words = ("compare", "small.toml", "--methods", "heterofl,fedavg:width=1/5", "--seeds", "2")
+    assert call(monkeypatch, *words) == 0
+    shown = capsys.readouterr()
+    assert "±" in shown.out
+    assert "fedavg:width=1/5" in shown.out
+    runs = sorted(path.name for path in (folder / "runs/small").iterdir())
+    assert runs == ["fedavg-width-1-5-seed3", "fedavg-width-1-5-seed4", "heterofl-seed3", "heterofl-seed4"]
+    times = {path: path.stat().st_mtime_ns for path in (folder / "runs/small").rglob("*") if path.is_file()}
+    assert call(monkeypatch, *words, "--json") == 0
+    again = capsys.readouterr()
+    assert again.err.count("finished before") == 4
+    methods = json.loads(again.out)["methods"]
+    assert [method["method"] for method in methods] == ["heterofl", "fedavg:width=1/5"]
+    assert methods[0]["tiers"]["1"]["accuracy"]["deviation"] >= 0
+    small = methods[1]["tiers"]
+    assert small["0.2"] == small["1"]  # FedAvg has one network for all tiers
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ("fedavg,fedavg", "every method once"),
+        ("fedavg:width", "name:key=value"),
+        ("fedavgg", "did you mean 'fedavg'"),
+        (",", "at least one name"),
+    ],
+)
+def test_compare_refuses_bad_method_lists_before_anything_runs(folder, monkeypatch, capsys, methods, words):
+    assert call(monkeypatch, "compare", "small.toml", "--methods", methods) == 2
+    assert words in capsys.readouterr().err
+    assert not (folder / "runs").exists()
+
+
+def test_compare_refuses_a_finished_run_of_another_config(folder, monkeypatch, capsys):
+    call(monkeypatch, "compare", "small.toml", "--methods", "fedavg")
+    capsys.readouterr()
+    assert call(monkeypatch, "compare", "small.toml", "--methods", "fedavg", "--set", "training.lr=0.5") == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+def test_profile_shows_published_counts(monkeypatch, capsys):
+    assert call(monkeypatch, "profile", "cnn", "--fleet", "a1-e1", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["tier"]: row["params"] for row in rows}["a"] == 1_556_874
+    assert rows[0]["tier"] == "e"
+    assert rows[0]["params"] < 10_000
+    assert (
+        call(monkeypatch, "profile", "heterofl-resnet", "--input", "3x32x32", "--fleet", "equal", "--json")
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)[0]["params"] == 9_622_090
+    assert (
+        call(monkeypatch, "profile", "preresnet18", "--input", "3x32x32", "--fleet", "equal", "--json") == 0
+    )
+    assert json.loads(capsys.readouterr().out)[0]["params"] == 11_172_170
+
+
+def test_profile_of_ones_own_module(folder, monkeypatch, capsys):
+    (folder / "mine.py").write_text(
+        "from torch import nn\n"
+        "def build(num_classes):\n"
+        "    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(num_classes))\n"
+        "def net(num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, num_classes))\n"
+    )
+    assert call(monkeypatch, "profile", "mine:net", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[-1]["params"] == 784 * 8 + 8 + 80 + 10
+    assert call(monkeypatch, "profile", "mine:nothing") == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--input", "3by32"), ("--classes", "0"), ("--fleet", "z9")])
+def test_profile_refuses_nonsense(monkeypatch, capsys, words):
+    assert call(monkeypatch, "profile", "cnn", *words) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_listings_as_tables_and_as_json(monkeypatch, capsys):
+    from fedtailor.data.datasets import dataset_names
+    from fedtailor.methods import method_names
+
+    assert call(monkeypatch, "methods", "--json") == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == method_names()
+    assert call(monkeypatch, "methods") == 0
+    assert "heterofl" in capsys.readouterr().out
+    assert call(monkeypatch, "methods", "heterofl") == 0
+    assert "HeteroFL" in capsys.readouterr().out
+    assert call(monkeypatch, "methods", "hetero") == 2
+    assert "unknown method" in capsys.readouterr().err
+    assert call(monkeypatch, "datasets", "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(dataset_names())
+    assert call(monkeypatch, "datasets") == 0
+    assert "digits" in capsys.readouterr().out
+
+
+def test_help_needs_no_torch():
+    """``--help`` answers at once: the heavy imports happen only where a command needs them."""
+    code = (
+        "import sys\nfrom fedtailor.cli.main import main\nsys.argv = ['fedtailor', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\nprint('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "COLUMNS": "80"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert shown.stdout.strip().endswith("False")
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+
+
+def test_version(monkeypatch, capsys):
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("fedtailor 0.")

@@ -1,0 +1,135 @@
+"""The configuration: what it accepts, what it refuses, and what it writes back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedtailor.config import RunConfig, load_config, make_config, to_toml
+from fedtailor.errors import FedtailorError
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.heterofl import HeteroFL
+
+
+def test_defaults_are_a_valid_config():
+    config = make_config({})
+    assert config == RunConfig()
+    assert isinstance(config.build_method(), HeteroFL)
+
+
+def test_override_reaches_nested_key_and_keeps_its_type():
+    config = make_config(
+        {"data": {"partition": "dirichlet"}}, ["data.alpha=0.1", "name=skewed", "training.lr=1"]
+    )
+    assert (config.data.alpha, config.data.partition, config.name) == (0.1, "dirichlet", "skewed")
+    assert config.build_method().local.lr == 1.0
+
+
+def test_training_overrides_only_what_it_names():
+    """HeteroFL clips at 1 by default; [training] may lift that."""
+    assert make_config({"method": {"name": "heterofl"}}).build_method().local.clip_norm == 1.0
+    lifted = make_config({"method": {"name": "heterofl"}, "training": {"clip_norm": math.inf}})
+    assert lifted.build_method().local.clip_norm == math.inf
+    assert make_config({"method": {"name": "fedavg"}}).build_method().local.clip_norm == math.inf
+
+
+def test_rounds_reach_the_learning_rate_schedule():
+    local = make_config({"rounds": 8, "training": {"schedule": "cosine"}}).build_method().local
+    assert local.rate(0) == pytest.approx(0.1)
+    assert local.rate(4) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rouds=3", ["'rouds'", "did you mean 'rounds'"]),
+        ("data.alhpa=1", ["[data]", "did you mean 'alpha'"]),
+        ("training.lrr=1", ["[training]", "did you mean 'lr'"]),
+        ("fleet.nam=a1", ["[fleet]", "did you mean 'name'"]),
+        ("method.widht=1", ["method fedavg", "did you mean 'width'"]),
+        ("method.name=heterfl", ["unknown method 'heterfl'", "did you mean 'heterofl'"]),
+        ("fleet.name=uniforn-5", ["unknown fleet", "did you mean 'uniform-5'"]),
+        ("fleet.name=a1-f1", ["level 'f'", "a, b, c, d, e"]),
+        ("method.width=0", ["method.width = 0", "above 0 and at most 1"]),
+        ("method.width=-0.5", ["-0.5", "above 0 and at most 1"]),
+        ("method.width=1.5", ["1.5", "above 0 and at most 1"]),
+        ("method.width=nan", ["nan", "above 0 and at most 1"]),
+        ("data.alpha=0", ["alpha = 0", "above 0"]),
+        ("data.alpha=-1", ["alpha = -1", "above 0"]),
+        ("data.clients=two", ["data.clients = 'two'", "integer"]),
+        ("data.partition=diriclet", ["unknown partition", "did you mean 'dirichlet'"]),
+        ("training.lr=-1", ["training.lr = -1", "above 0"]),
+        ("training.lr=fast", ["training.lr = 'fast'", "number"]),
+        ("training.momentum=1", ["training.momentum = 1", "below 1"]),
+        ("training.schedule=linear", ["training.schedule", "'constant', 'steps', 'cosine'"]),
+        ("method.norm=group", ["method.norm", "averaged"]),
+        ("rounds=0", ["rounds = 0", "at least 1"]),
+        ("clients_per_round=0", ["clients_per_round = 0", "at least 1"]),
+        ("threads=0", ["threads = 0", "at least 1"]),
+        ("device=tpu", ["device = 'tpu'", "auto, cpu, cuda or mps"]),
+        ("name=../outside", ["name = '../outside'", "letters, digits"]),
+        ("data=3", ["data"]),
+        ("data.alpha", ["--set 'data.alpha'", "key=value"]),
+        ("rounds.more=3", ["rounds", "not a table"]),
+    ],
+)
+def test_bad_value_is_named_with_what_would_be_right(override, words):
+    with pytest.raises(FedtailorError) as error:
+        make_config({"rounds": 5, "method": {"name": "fedavg"}}, [override])
+    for word in words:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_and_broken_files_are_one_sentence(tmp_path: Path):
+    with pytest.raises(FedtailorError, match="no such file"):
+        load_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("rounds = = 3")
+    with pytest.raises(FedtailorError, match="not valid TOML"):
+        load_config(broken)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"method": {"name": "fedavg", "width": "1/5"}, "training": {"clip_norm": math.inf, "lr": 0.05}},
+        {"fleet": {"tiers": [{"name": "board", "width": 0.25}, {"name": "phone", "macs": 0.5, "share": 2}]}},
+        {"model": {"name": "cnn", "channels": [8, 16]}, "data": {"partition": "dirichlet", "limit": 100}},
+        {"name": "half", "fleet": {"name": "uniform-5", "drop_scale": 0.5, "capacity": "dynamic"}},
+    ],
+)
+def test_resolved_config_reads_back_to_the_same_run(tmp_path: Path, table):
+    config = make_config(table)
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    again = load_config(file)
+    assert again.build_method() == config.build_method()
+    assert to_toml(again) == to_toml(config)
+    assert (again.data, again.fleet, again.model, again.seed) == (
+        config.data,
+        config.fleet,
+        config.model,
+        config.seed,
+    )
+
+
+def test_width_is_exact_in_the_method():
+    method = make_config({"method": {"name": "fedavg", "width": 0.6000000000000001}}).build_method()
+    assert isinstance(method, FedAvg)
+    assert str(method.width) == "3/5"
+
+
+def test_shipped_configs_are_valid():
+    """Every config of the repository loads, and its first line is the command that runs it."""
+    folder = Path(__file__).parent.parent / "configs"
+    files = sorted(folder.glob("*.toml"))
+    assert folder / "demo.toml" in files
+    for file in files:
+        first = file.read_text().splitlines()[0]
+        assert first.startswith("# fedtailor "), file
+        assert f"configs/{file.name}" in first, file
+        load_config(file)
