@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,6 +84,14 @@ def image_data(sizes: Sequence[int] = (6,) * 6, classes: int = CLASSES) -> Feder
 
 def vector_data(sizes: Sequence[int] = (6,) * 6) -> FederatedData:
     return federated(vectors(sum(sizes)), sizes, test=vectors(20, seed=7))
+
+
+def with_nan_inputs(data: FederatedData, client: int) -> FederatedData:
+    """The same data, but every input of one client is NaN."""
+    inputs, labels = data.train.columns
+    inputs = inputs.clone()
+    inputs[torch.from_numpy(data.partition[client].astype("int64"))] = torch.nan
+    return replace(data, train=Examples.of(inputs, labels))
 
 
 def cnn_model(first: int = 4, second: int = 6, classes: int = CLASSES) -> ElasticModel:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import compare, datasets, init, methods, profile, run
+from fedtailor.cli import compare, data, datasets, init, methods, profile, run
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
 
@@ -27,6 +27,7 @@ app.command("compare")(compare.compare)
 app.command("profile")(profile.profile)
 app.command("methods")(methods.methods)
 app.command("datasets")(datasets.datasets)
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)

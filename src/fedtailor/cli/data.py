@@ -1,0 +1,42 @@
+"""``fedtailor data show``: who holds what, as a table and a terminal picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.output import JsonOption, SetOption, console, print_json
+
+app = typer.Typer(help="Look at data sets and at how they are spread over clients.", no_args_is_help=True)
+
+
+@app.callback()
+def data() -> None:
+    """Look at data sets and at how they are spread over clients."""
+
+
+@app.command("show")
+def show(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")] = None,
+    overrides: SetOption = None,
+    most: Annotated[int, typer.Option(help="Show at most this many clients.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how many examples of which class each client holds."""
+    from fedtailor.config import load_config, make_config
+    from fedtailor.data import picture
+    from fedtailor.data.datasets import load_dataset
+    from fedtailor.data.federated import federate
+    from fedtailor.errors import require
+    from fedtailor.server.seeds import Seeds
+
+    require(most >= 1, "--most", most, "at least 1")
+    settings = load_config(config, overrides or []) if config else make_config({}, overrides or [])
+    dataset = load_dataset(settings.data.dataset, **settings.data.options)
+    spread = federate(dataset, settings.data, Seeds(settings.seed))
+    if as_json:
+        print_json({**picture.overview(spread), "rows": picture.rows(spread)})
+        return
+    console.print(picture.show(spread, most))
