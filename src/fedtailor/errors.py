@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
 
 class FedtailorError(ValueError):
     """A mistake in what was asked for; the message names the field, the value and what would be right."""
+
+    exit_code: ClassVar[int] = 2  # of the command line; the others are those of sysexits.h
+
+
+class CorruptError(FedtailorError):
+    """Saved data that fails its checks, and nothing older to fall back on."""
+
+    exit_code = 65
+
+
+class StorageError(FedtailorError):
+    """The disk is full, read-only or broken; what was saved before is untouched."""
+
+    exit_code = 74
+
+
+class LockedError(FedtailorError):
+    """Another process writes into this run folder."""
+
+    exit_code = 75
 
 
 def unknown(kind: str, name: object, known: Iterable[str], *, hint: str = "") -> FedtailorError:

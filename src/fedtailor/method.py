@@ -75,6 +75,7 @@ class Method:
         """What the client is sent, and what it must send back."""
         cut = self.select(state, client, model, seeds)
         patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
+        patch = norm.with_statistics(model, patch, state.weights, self.norm, [cut])
         return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
 
     # On the client
@@ -87,7 +88,7 @@ class Method:
         if task.action == "evaluate":
             metrics = evaluate_patches(model, [task.patch], data)
             return self.answer(task, Patch({}, task.patch.cut), len(data), metrics)
-        require(task.action == "train", "task.action", task.action, f"an action that {self.name or 'this method'} knows")
+        require(task.action == "train", "task.action", task.action, f"an action that {self.name} knows")
         task = self.prepare(task, data, model)
         patch, metrics = sgd.train(self, task, data, model)
         return self.answer(task, patch, len(data), metrics)

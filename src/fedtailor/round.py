@@ -23,6 +23,7 @@ class Client:
     tier: str
     budget: Budget
     num_examples: int
+    slot: int = 0  # position in this round's cohort
 
 
 @dataclass(frozen=True)

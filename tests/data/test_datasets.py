@@ -52,6 +52,8 @@ def test_unknown_names_and_options() -> None:
         describe("nothing")
     with pytest.raises(FedtailorError, match="unknown option of shakespeare 'windw': did you mean 'window'"):
         load_dataset("shakespeare", windw=3)
+    with pytest.raises(FedtailorError, match="window = 'long' of shakespeare: expected a value like 80"):
+        load_dataset("shakespeare", window="long")
     with pytest.raises(FedtailorError, match="unknown option of mnist"):
         load_dataset("mnist", window=3)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from published_files import write_mnist
 
-from fedtailor.data import describe, download, load_dataset, sources
+from fedtailor.data import datasets, describe, download, load_dataset, sources
 from fedtailor.data.download import RemoteFile
 from fedtailor.errors import FedtailorError
 
@@ -28,7 +28,9 @@ class Server:
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
-    cut_after: dict[str, list[int]] = field(default_factory=dict)  # bytes to send before the line drops, per try
+    cut_after: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # bytes to send before the line drops, per try
     without_ranges: set[str] = field(default_factory=set)
     without_length: set[str] = field(default_factory=set)
     wrong_range: set[str] = field(default_factory=set)
@@ -208,7 +210,7 @@ def test_read_only_cache(server: Server, tmp_path: Path, monkeypatch: pytest.Mon
     folder = tmp_path / "locked"
     os.makedirs(folder)
     folder.chmod(0o500)
-    with pytest.raises(FedtailorError, match="cannot write .*FEDTAILOR_DATA"):
+    with pytest.raises(FedtailorError, match=r"cannot write .*FEDTAILOR_DATA"):
         fetch(remote(server, "/a"), folder)
     assert names(folder) == []
 
@@ -217,9 +219,13 @@ def refuse(*_: object, **__: object) -> None:
     raise PermissionError(13, "Permission denied")
 
 
-def test_full_disk_keeps_the_name_free(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_name_free(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.files["/a"] = CONTENT
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(FedtailorError, match="No space left"):
         fetch(remote(server, "/a"), tmp_path)
     assert "file.bin" not in names(tmp_path)
@@ -259,6 +265,16 @@ def test_a_data_set_is_downloaded_into_the_cache(
     assert "found" in describe("mnist")
 
 
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    with datasets._progress_bar("file") as progress:
+        assert progress is None
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with datasets._progress_bar("file") as progress:
+        assert progress is not None
+        progress(1, 2)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_data_set_that_cannot_be_had(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDTAILOR_OFFLINE")
     source = sources.known_sources()["svhn"]
@@ -266,5 +282,7 @@ def test_a_data_set_that_cannot_be_had(server: Server, monkeypatch: pytest.Monke
     monkeypatch.setitem(sources._sources, "svhn", dataclasses.replace(source, remote=tuple(files)))
     monkeypatch.setattr(download.time, "sleep", lambda _seconds: None)
     monkeypatch.setattr(download, "ATTEMPTS", 1)
-    with pytest.raises(FedtailorError, match=r"404.*It wants svhn/train_32x32.mat.*Looked in .*FEDTAILOR_DATA"):
+    with pytest.raises(
+        FedtailorError, match=r"404.*It wants svhn/train_32x32.mat.*Looked in .*FEDTAILOR_DATA"
+    ):
         load_dataset("svhn")

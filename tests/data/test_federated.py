@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pickle
 
 import numpy as np
 import pytest
@@ -67,6 +69,24 @@ def test_fingerprint_notices_a_changed_data_set() -> None:
     other = federate(small(), DataSettings(clients=4), Seeds(5))
     with pytest.raises(FedtailorError, match="the split over clients differ"):
         other.check_fingerprint(saved)
+
+
+def test_federated_data_travels_to_other_processes() -> None:
+    data = federate(DIGITS, DataSettings(clients=5, local_test=0.2, augment=False), Seeds(0))
+    assert pickle.loads(pickle.dumps(data)).fingerprint() == data.fingerprint()
+
+
+def test_fingerprint_covers_texts_and_limits(tmp_path) -> None:
+    path = tmp_path / "texts.jsonl"
+    prints = []
+    for text in ("abcabcabc" * 20, "abcabcabc" * 19 + "abcbbcabc"):
+        path.write_text(json.dumps({"user": "a", "text": text}) + "\n")
+        for limit in (None, 50):
+            chosen = DataSettings(clients=2, limit=limit, augment=False)
+            prints.append(
+                federate(load_dataset(str(path), window=5), chosen, Seeds(0)).fingerprint().split("-")[0]
+            )
+    assert len(set(prints)) == 4
 
 
 def test_limit_and_no_augmentation() -> None:
@@ -170,13 +190,19 @@ def test_impossible_splits_are_refused(chosen: DataSettings, words: str) -> None
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: small(classes=4, client_train=np.zeros(3, int)), "client_train of small has 3 entries: expected 40"),
+        (
+            lambda: small(classes=4, client_train=np.zeros(3, int)),
+            "client_train of small has 3 entries: expected 40",
+        ),
         (lambda: small(client_test=np.zeros(8)), "client_test of small is of type float64"),
         (
             lambda: small(client_train=np.zeros(40, int), client_test=np.array(["a"] * 8)),
             "expected the same kind",
         ),
-        (lambda: small(client_train=np.full(40, 2), client_names=np.array(["a"])), "from 2 to 2: expected 0 to 0"),
+        (
+            lambda: small(client_train=np.full(40, 2), client_names=np.array(["a"])),
+            "from 2 to 2: expected 0 to 0",
+        ),
         (lambda: dataclasses.replace(small(), num_classes=3), "label 3 of example 3 in small"),
         (lambda: dataclasses.replace(small(), train=Examples.of([[1.0]], [-1])), "label -1 of example 0"),
         (lambda: dataclasses.replace(small(), train=small().train.subset([])), "no training examples"),
@@ -205,7 +231,9 @@ def test_own_examples_by_ids_and_by_partition() -> None:
     )
     assert data.client_names.tolist() == ["ann", "bob", "cyd", "dan"]
     assert data.unseen.names.tolist() == ["eve", "fay"]
-    spread = FederatedData.from_examples(dataset.train, dataset.test, clients=5, partition="dirichlet", alpha=1.0)
+    spread = FederatedData.from_examples(
+        dataset.train, dataset.test, clients=5, partition="dirichlet", alpha=1.0
+    )
     assert spread.num_clients == 5
     with pytest.raises(FedtailorError, match="label 3 of example 3 in mine"):
         FederatedData.from_examples(dataset.train, dataset.test, clients=2, num_classes=2, name="mine")
@@ -224,6 +252,16 @@ def test_targets_that_are_no_classes() -> None:
 
 
 def test_more_clients_than_examples() -> None:
-    data = federate(small(), DataSettings(clients=1000, partition="overlapping", examples_per_client=5), Seeds(0))
+    data = federate(
+        small(), DataSettings(clients=1000, partition="overlapping", examples_per_client=5), Seeds(0)
+    )
     assert data.num_clients == 1000
     assert len(data.client(999)) == 5
+
+
+def test_moving_keeps_what_is_shared() -> None:
+    data = federate(by_writer(), DataSettings(clients=2, partition="natural"), Seeds(0)).to("cpu")
+    assert data.tests.examples is data.test is data.unseen.examples
+    held = federate(small(), DataSettings(clients=2, local_test=0.5), Seeds(0)).to("cpu")
+    assert held.tests.examples is held.train
+    assert held.unseen is None

@@ -78,7 +78,12 @@ def test_wrong_npz(tmp_path: Path, changes, words: str) -> None:
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     records = [
-        {"x": [i, i + 1], "y": "even" if i % 2 == 0 else "odd", "client": f"c{i % 3}", "split": "test" if i > 7 else "train"}
+        {
+            "x": [i, i + 1],
+            "y": "even" if i % 2 == 0 else "odd",
+            "client": f"c{i % 3}",
+            "split": "test" if i > 7 else "train",
+        }
         for i in range(10)
     ]
     write_lines(path, records)
@@ -133,7 +138,9 @@ def test_image_folder(tmp_path: Path) -> None:
     assert np.array_equal(dataset.train.columns[0][0].numpy(), some_images(1, 8, 8, 3)[0].transpose(2, 0, 1))
     scaled = load_dataset(str(tmp_path / "a"), size=(4, 5), mode="L")
     assert scaled.train.take(torch.tensor([0]))[0].shape == (1, 1, 4, 5)
-    write_images(tmp_path / "b", *(f"{who}/{what}/{n}.png" for who in "xy" for what in "pq" for n in range(5)))
+    write_images(
+        tmp_path / "b", *(f"{who}/{what}/{n}.png" for who in "xy" for what in "pq" for n in range(5))
+    )
     clients = load_dataset(str(tmp_path / "b"))
     assert sorted(set(clients.client_train)) == ["x", "y"]
     assert len(clients.test) == 4
@@ -152,8 +159,28 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     with pytest.raises(FedtailorError, match="no such file"):
         load_dataset(str(tmp_path / "absent.npz"))
     (tmp_path / "table.csv").write_text("a,b")
-    with pytest.raises(FedtailorError, match="unknown kind of data file '.csv'"):
+    with pytest.raises(FedtailorError, match=r"unknown kind of data file '.csv'"):
         load_dataset(str(tmp_path / "table.csv"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(FedtailorError, match="holds no image files"):
         load_dataset(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"flop": True}, "did you mean 'flip'"),
+        ({"flip": 1}, "flip = 1 of mine.npz: expected a value like False"),
+        ({"padding": True}, "padding = True"),
+        ({"num_classes": 0}, "num_classes = 0"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, options, words: str) -> None:
+    with pytest.raises(FedtailorError, match=words):
+        load_dataset(save(tmp_path / "mine.npz"), **options)
+
+
+def test_wrong_options_of_folders(tmp_path: Path) -> None:
+    for options, words in (({"mode": "CMYK"}, "mode"), ({"size": [3]}, "size"), ({"size": "a"}, "size")):
+        with pytest.raises(FedtailorError, match=words):
+            load_dataset(str(tmp_path), **options)

@@ -109,7 +109,9 @@ def test_classes_gives_each_client_as_many_as_asked(num_classes, clients, data, 
     labels = np.tile(np.arange(num_classes), per_class)
     partition = partitions.classes(labels, clients, each, num_classes, rng(seed))
     assert_exact(partition, len(labels), clients)
-    counts = np.array([np.bincount(labels[partition[client]], minlength=num_classes) for client in range(clients)])
+    counts = np.array(
+        [np.bincount(labels[partition[client]], minlength=num_classes) for client in range(clients)]
+    )
     assert ((counts > 0).sum(1) == each).all()
     holders = (counts > 0).sum(0)
     assert holders.max() - holders.min() <= 1

@@ -19,7 +19,9 @@ def printed(data: FederatedData, most: int = 20, width: int = 100) -> str:
 
 
 def test_rows_and_overview_are_json_and_true() -> None:
-    data = federate(load_dataset("digits"), DataSettings(clients=6, partition="classes", local_test=0.2), Seeds(0))
+    data = federate(
+        load_dataset("digits"), DataSettings(clients=6, partition="classes", local_test=0.2), Seeds(0)
+    )
     listed = json.loads(json.dumps(rows(data)))
     assert [row["client"] for row in listed] == list(range(6))
     assert [sum(row["label_counts"]) for row in listed] == data.sizes.tolist()

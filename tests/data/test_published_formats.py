@@ -70,16 +70,20 @@ def test_cifar10(own_folders: Path, form: str, kind: str) -> None:
         members[name] = (
             cifar_records(images[part], labels[part])
             if kind == "binary"
-            else python2_pickle({
-                "batch_label": name,
-                "labels": labels[part].tolist(),
-                "data": images[part].reshape(2, -1),
-                "filenames": ["a.png", "b.png"],
-            })
+            else python2_pickle(
+                {
+                    "batch_label": name,
+                    "labels": labels[part].tolist(),
+                    "data": images[part].reshape(2, -1),
+                    "filenames": ["a.png", "b.png"],
+                }
+            )
         )
     folder = {"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"}[kind]
     if form == "archive":
-        write_tar(own_folders / f"cifar-10-{kind}.tar.gz", {f"{folder}/{name}": members[name] for name in members})
+        write_tar(
+            own_folders / f"cifar-10-{kind}.tar.gz", {f"{folder}/{name}": members[name] for name in members}
+        )
     else:
         (own_folders / folder).mkdir()
         for name, content in members.items():
@@ -167,7 +171,9 @@ def test_femnist_from_leaf(own_folders: Path, place: str) -> None:
     names = dataset.client_names[dataset.client_train]
     for writer in writers:
         chosen = np.flatnonzero(names == writer)
-        assert np.array_equal(raw(dataset)[0][chosen].reshape(-1, 784), some_images(len(chosen), 784, seed=int(writer[1:])))
+        assert np.array_equal(
+            raw(dataset)[0][chosen].reshape(-1, 784), some_images(len(chosen), 784, seed=int(writer[1:]))
+        )
     assert dataset.client_names[dataset.client_test].tolist() == ["f0001", "f0001", "new"]
     assert dataset.num_classes == 62
 
@@ -193,7 +199,9 @@ TEXT = "The quick brown fox jumps over the lazy dog; THE END, thrice 123!"
 
 def test_shakespeare_from_lines(own_folders: Path) -> None:
     roles = {"LEAR": TEXT * 4, "FOOL": "short", "KENT": TEXT[::-1] * 3}
-    write_lines(own_folders / "shakespeare.jsonl", [{"user": user, "text": text} for user, text in roles.items()])
+    write_lines(
+        own_folders / "shakespeare.jsonl", [{"user": user, "text": text} for user, text in roles.items()]
+    )
     dataset = load_dataset("shakespeare", window=10, test_share=0.25)
     letters = "".join(dataset.label_names)
     assert len(letters) == dataset.num_classes == 80
@@ -263,7 +271,7 @@ def test_cut_and_wrong_idx_files(own_folders: Path) -> None:
         load_dataset("mnist")
     write_mnist(folder)
     write_idx(folder / "train-labels-idx1-ubyte.gz", np.array([*range(19), 200], np.uint8))
-    with pytest.raises(FedtailorError, match="label 200 of example 19 in mnist \\(train\\): expected 0 to 9"):
+    with pytest.raises(FedtailorError, match=r"label 200 of example 19 in mnist \(train\): expected 0 to 9"):
         load_dataset("mnist")
     (folder / "train-labels-idx1-ubyte.gz").unlink()
     write_mnist(folder, ending="")
@@ -280,15 +288,58 @@ def test_cut_and_wrong_cifar_files(own_folders: Path) -> None:
     for name in [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]:
         (folder / name).write_bytes(cifar_records(some_images(2, 3, 32, 32), np.array([1, 2])))
     truncate(folder / "data_batch_3.bin")
-    with pytest.raises(FedtailorError, match="data_batch_3.bin: has .* expected a multiple of 3073"):
+    with pytest.raises(FedtailorError, match=r"data_batch_3.bin: has .* expected a multiple of 3073"):
         load_dataset("cifar10")
+
+
+def test_cut_and_wrong_python_files(own_folders: Path) -> None:
+    folder = own_folders / "cifar-100-python"
+    folder.mkdir()
+    images = some_images(2, 3072)
+    (folder / "test").write_bytes(python2_pickle({"data": images, "fine_labels": [1, 2]}))
+    for content, words in (
+        (python2_pickle({"data": images, "fine_labels": [1, 2]})[:3000], "train: ends early"),
+        (python2_pickle({"data": images[:, :10], "fine_labels": [1, 2]}), "no 'data' of 3072 pixels"),
+        (python2_pickle({"data": images, "labels": [1, 2]}), "no list 'fine_labels'"),
+        (python2_pickle({"data": images, "fine_labels": [1]}), "2 images and 1 labels"),
+        (python2_pickle({"data": images, "fine_labels": [1, 100]}), "label 100 of example 1"),
+        (b"cos\nsystem\n(S'true'\ntR.", "names 'os system'"),
+    ):
+        (folder / "train").write_bytes(content)
+        with pytest.raises(FedtailorError, match=words):
+            load_dataset("cifar100")
+
+
+def test_an_unreadable_file(own_folders: Path) -> None:
+    write_mnist(own_folders / "mnist")
+    (own_folders / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    (own_folders / "mnist" / "t10k-labels-idx1-ubyte.gz").mkdir()
+    with pytest.raises(FedtailorError, match=r"cannot read .*t10k-labels"):
+        load_dataset("mnist")
+
+
+def test_every_set_is_also_read_from_npz(own_folders: Path) -> None:
+    parts = {"y_train": np.array([0, 1]), "y_test": np.array([1])}
+    for name, shape in (
+        ("cifar10", (32, 32, 3)),
+        ("cifar100", (3, 32, 32)),
+        ("svhn", (32, 32, 3)),
+        ("cinic10", (32, 32, 3)),
+    ):
+        np.savez(
+            own_folders / f"{name}.npz",
+            x_train=some_images(2, *shape),
+            x_test=some_images(1, *shape),
+            **parts,
+        )
+        assert load_dataset(name).train.take(torch.tensor([0]))[0].shape == (1, 3, 32, 32)
 
 
 def test_cut_archives(own_folders: Path) -> None:
     path = own_folders / "cifar-10-binary.tar.gz"
     content = cifar_records(some_images(4, 3, 32, 32), np.arange(4))
     write_tar(path, {"cifar-10-batches-bin/test_batch.bin": content})
-    with pytest.raises(FedtailorError, match="lacks data_batch_1.bin"):
+    with pytest.raises(FedtailorError, match=r"lacks data_batch_1.bin"):
         load_dataset("cifar10")
     truncate(path)
     with pytest.raises(FedtailorError, match="cannot be unpacked"):
@@ -297,7 +348,9 @@ def test_cut_archives(own_folders: Path) -> None:
 
 def test_cut_and_wrong_mat_files(own_folders: Path) -> None:
     for name in ("train", "test"):
-        savemat(own_folders / f"{name}_32x32.mat", {"X": some_images(32, 32, 3, 2), "y": np.array([[1], [2]])})
+        savemat(
+            own_folders / f"{name}_32x32.mat", {"X": some_images(32, 32, 3, 2), "y": np.array([[1], [2]])}
+        )
     truncate(own_folders / "train_32x32.mat", 0.5)
     with pytest.raises(FedtailorError, match="cannot be read as a MATLAB file"):
         load_dataset("svhn")

@@ -43,7 +43,10 @@ def test_crop_and_flip_gives_windows_of_the_padded_image(seed: int, padding: int
 
 def test_every_shift_and_flip_occurs() -> None:
     image = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
-    seen = {tuple(made.flatten().tolist()) for made in crop_and_flip(image.expand(2000, 1, 3, 3), 1, True, generator())}
+    seen = {
+        tuple(made.flatten().tolist())
+        for made in crop_and_flip(image.expand(2000, 1, 3, 3), 1, True, generator())
+    }
     assert len(seen) == 9 * 2
 
 

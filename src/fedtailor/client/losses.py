@@ -28,6 +28,17 @@ def accuracy(output: Tensor, batch: Batch) -> float:
     return float(right.double().mean())
 
 
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """Mean cross-entropy of the student against the teacher's softened answers; classes lie on the last axis.
+
+    Its gradient is that of KL(teacher || student), and none reaches the teacher. The factor T^2 keeps the gradient's
+    size where the temperature T flattens both answers.
+    """
+    target = (teacher.detach() / temperature).softmax(dim=-1)
+    answers, targets = (logits.reshape(-1, logits.shape[-1]) for logits in (student / temperature, target))
+    return F.cross_entropy(answers, targets) * temperature**2
+
+
 def mask_absent_labels(logits: Tensor, present: Tensor) -> Tensor:
     """Set the logits of labels that the client does not own to 0 (HeteroFL's masked cross-entropy).
 

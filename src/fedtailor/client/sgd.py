@@ -1,8 +1,9 @@
 """The one local training loop: small batches, small networks, small gradients.
 
-Every step asks the method which cuts to run (``step_cuts``), runs each of them as a real small network on leaf copies of
-the held weights, and writes the step back into the held slice. Where the step's cut is all that the client holds, the held
-weights are the leaves and nothing is copied. (Gradients of sliced views would have the full size in autograd.)
+Every step asks the method which cuts to run (``step_cuts``), runs each of them as a real small network on leaf copies
+of the held weights, and writes the step back into the held slice. Where the step's cut is all that the client holds,
+the held weights are the leaves and nothing is copied. (Gradients of sliced views would have the full size in autograd.)
+Running statistics that the client holds for a width of their own are updated by the steps of that width alone.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.sgd import sgd
 
-from fedtailor.data.batches import Batch, Examples
+from fedtailor.data.batches import Batch, Examples, batch_size
+from fedtailor.elastic import norm
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel, Weights
-from fedtailor.elastic.patch import Patch, gather, scatter
+from fedtailor.elastic.patch import Patch, Where, gather, scatter
 from fedtailor.errors import FedtailorError, require
 from fedtailor.round import Task
 
@@ -39,12 +41,13 @@ class LocalTraining:
     weight_decay: float = 0.0
     batch_size: int = 32
     epochs: int = 1
-    steps: int | None = None    # a fixed number of steps instead of epochs, the same for every client
-    clip_norm: float = math.inf    # largest gradient norm; inf does not clip
+    steps: int | None = None  # a fixed number of steps instead of epochs, the same for every client
+    clip_norm: float = math.inf  # largest gradient norm; inf does not clip
+    proximal: float = 0.0  # FedProx's mu: adds mu / 2 * |w - w_round|^2 to the loss of any method
     schedule: Literal["constant", "steps", "cosine", "exponential"] = "constant"
-    milestones: tuple[float, ...] = (0.5, 0.75)    # of ``steps``: rounds, or shares of all rounds below 1
-    gamma: float = 0.1    # the factor at a milestone, or per round (``exponential``)
-    rounds: int | None = None    # all rounds of the run; set by the run itself
+    milestones: tuple[float, ...] = (0.5, 0.75)  # of ``steps``: rounds, or shares of all rounds below 1
+    gamma: float = 0.1  # the factor at a milestone, or per round (``exponential``)
+    rounds: int | None = None  # all rounds of the run; set by the run itself
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.lr) and self.lr > 0, "training.lr", self.lr, "a number above 0")
@@ -54,12 +57,20 @@ class LocalTraining:
         require(self.epochs >= 1, "training.epochs", self.epochs, "at least 1")
         require(self.steps is None or self.steps >= 1, "training.steps", self.steps, "at least 1")
         require(self.clip_norm > 0, "training.clip_norm", self.clip_norm, "above 0; inf does not clip")
+        require(0 <= self.proximal < math.inf, "training.proximal", self.proximal, "at least 0")
         require(0 < self.gamma <= 1, "training.gamma", self.gamma, "above 0 and at most 1")
-        require(not self.nesterov or self.momentum > 0, "training.nesterov", self.nesterov, "momentum above 0 with it")
+        require(
+            not self.nesterov or self.momentum > 0,
+            "training.nesterov",
+            self.nesterov,
+            "momentum above 0 with it",
+        )
         later = all(0 < share < math.inf for share in self.milestones)
         require(later, "training.milestones", self.milestones, "rounds, or shares of all rounds, above 0")
         schedules = ("constant", "steps", "cosine", "exponential")
-        require(self.schedule in schedules, "training.schedule", self.schedule, f"one of {', '.join(schedules)}")
+        require(
+            self.schedule in schedules, "training.schedule", self.schedule, f"one of {', '.join(schedules)}"
+        )
 
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
@@ -68,7 +79,9 @@ class LocalTraining:
         if self.schedule == "constant":
             return self.lr
         if self.rounds is None:
-            raise FedtailorError(f"training.schedule = {self.schedule!r} needs training.rounds, the length of the run")
+            raise FedtailorError(
+                f"training.schedule = {self.schedule!r} needs training.rounds, the length of the run"
+            )
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, round / self.rounds)))
         # As decimals: 0.55 of 20 rounds is round 11, where floats give 11.000000000000002 and so round 12.
@@ -77,33 +90,67 @@ class LocalTraining:
         return self.lr * self.gamma**passed
 
 
-class Diverged(FedtailorError):
+class Diverged(FedtailorError):  # noqa: N818  (a result of training, not a mistake)
     """Local training left the numbers: the client is refused and the round goes on."""
 
 
 def train(method: Method, task: Task, data: Examples, model: ElasticModel) -> tuple[Patch, dict[str, float]]:
     """Train the task's patch on the client's data; returns the trained patch and the mean loss."""
-    local, cut = method.local, task.patch.cut
-    held = {name: _leaf(value, name in model.trainable) for name, value in task.patch.values.items()}
-    optimiser = _Optimiser(method, held, local.rate(task.round))
+    steps = LocalSteps(method, task, model)
     total, examples = 0.0, 0
     with task.seeds.scope("layers", client=task.client.id, round=task.round):
-        for step, batch in enumerate(batches(local, task, data, skip_single=bool(model.statistics))):
-            cuts = method.step_cuts(task, step, model)
-            leaves = [held if inner == cut else _leaves(model, held, cut, inner) for inner in cuts]
-            outputs = [
-                method.forward(values, inner, batch, task, model)
-                for values, inner in zip(leaves, cuts, strict=True)
-            ]
-            loss = method.loss(outputs, batch, task, model)
-            if not math.isfinite(value := loss.item()):
-                raise Diverged(f"the loss of client {task.client.id} became {value} in step {step}")
-            loss.backward()
-            optimiser.step(model, cut, cuts, leaves)
-            count = len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
-            total, examples = total + value * count, examples + count
-    values = {name: value.detach().contiguous() for name, value in held.items() if name in task.reply.names}
-    return Patch(values, cut), {"loss": total / max(1, examples), "examples": float(examples)}
+        for step, batch in enumerate(batches(method.local, task, data, skip_single=bool(model.statistics))):
+            loss, count = steps.take(step, batch), batch_size(batch)
+            total, examples = total + loss * count, examples + count
+    return steps.trained(), {"loss": total / max(1, examples), "examples": float(examples)}
+
+
+class LocalSteps:
+    """What one client holds, moved by one step after the other."""
+
+    def __init__(self, method: Method, task: Task, model: ElasticModel) -> None:
+        self.method, self.task, self.model = method, task, model
+        self.cut = task.patch.cut
+        self.held = {name: _leaf(value, name in model.trainable) for name, value in task.patch.values.items()}
+        statistics = frozenset(model.statistics)
+        self.weights = {n: value for n, value in self.held.items() if n.partition("@")[0] not in statistics}
+        self.optimiser = _Optimiser(method, self.held, method.local.rate(task.round))
+
+    def take(self, step: int, batch: Batch) -> float:
+        """One step on one batch; returns its loss."""
+        cuts = self.method.step_cuts(self.task, step, self.model)
+        leaves = [self._leaves(cut) for cut in cuts]
+        outputs = [
+            self.method.forward(values, cut, batch, self.task, self.model)
+            for values, cut in zip(leaves, cuts, strict=True)
+        ]
+        loss = self.method.loss(outputs, batch, self.task, self.model)
+        if not math.isfinite(value := loss.item()):
+            raise Diverged(f"the loss of client {self.task.client.id} became {value} in step {step}")
+        loss.backward()
+        self.optimiser.step(self.model, self.cut, cuts, leaves)
+        return value
+
+    def trained(self) -> Patch:
+        """What goes back to the server."""
+        names = self.task.reply.names
+        return Patch(
+            {n: value.detach().contiguous() for n, value in self.held.items() if n in names}, self.cut
+        )
+
+    def _leaves(self, inner: Cut) -> Weights:
+        """What one network of a step runs on: weights at its cut, and statistics only if they belong to its width."""
+        own = norm.running(self.model, self.held, inner)
+        if inner == self.cut:
+            return {**self.held, **own}
+        table = self.model.inside(self.cut, inner)
+        with torch.no_grad():
+            leaves = {
+                n: gather(value, table[n]) if n in table else value for n, value in self.weights.items()
+            }
+        for name, leaf in leaves.items():
+            leaf.requires_grad_(self.weights[name].requires_grad)
+        return {**leaves, **own}
 
 
 def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bool) -> Iterator[Batch]:
@@ -134,92 +181,97 @@ def _leaf(value: Tensor, trainable: bool) -> Tensor:
     return copied.requires_grad_(trainable)
 
 
-def _leaves(model: ElasticModel, held: Weights, outer: Cut, inner: Cut) -> Weights:
-    """Leaf copies at a cut inside the held one; running statistics of other widths are not theirs."""
-    table = model.inside(outer, inner)
-    return {
-        name: gather(value.detach(), table[name]).requires_grad_(value.requires_grad) if name in table else value
-        for name, value in held.items()
-        if name not in model.statistics
-    }
-
-
 class _Optimiser:
     """SGD on held weights whose gradients may belong to a part of them.
 
-    What momentum and weight decay do to coordinates outside a step's cuts is the method's ``inactive`` policy: ``"held"``
-    moves everything that the client holds, ``"active"`` only what took part in the step. Without momentum and decay
-    the two are the same, and only the part is touched.
+    What momentum, weight decay and the proximal term do to coordinates outside a step's cuts is the method's
+    ``inactive`` policy: ``"held"`` moves everything that the client holds, ``"active"`` only what took part in the
+    step. Without the three the policies are the same, and only the part is touched.
     """
 
     def __init__(self, method: Method, held: Weights, rate: float) -> None:
         self.local, self.rate = method.local, rate
         self.held = {name: value for name, value in held.items() if value.requires_grad}
         self.momenta: dict[str, Tensor | None] = dict.fromkeys(self.held)
-        self.still = method.local.momentum == 0 and method.local.weight_decay == 0
+        proximal = method.local.proximal > 0
+        self.start = {name: value.detach().clone() for name, value in self.held.items()} if proximal else {}
+        self.still = method.local.momentum == 0 and method.local.weight_decay == 0 and not proximal
         self.only_active = method.inactive == "active" or self.still
 
     @torch.no_grad()
     def step(self, model: ElasticModel, outer: Cut, cuts: list[Cut], leaves: list[Weights]) -> None:
         """Apply the gradients that ``backward`` left on the leaves."""
-        widest = _widest(cuts) if self.only_active else outer
-        if widest is None:
-            # Moving everything held is the same as moving the cuts alone only as long as nothing else moves it.
-            require(self.still, "step_cuts", cuts, "cuts inside one another, where inactive coordinates must rest")
-            widest = outer
+        widest, values = self._moved(outer, cuts, leaves)
+        table = None if widest == outer else model.inside(outer, widest)
         gradients = self._collect(model, widest, cuts, leaves)
+        weights = {name: values[name] for name in gradients}
+        if self.start:
+            self._pull_back(gradients, weights, table)
         if self.local.clip_norm < math.inf:
             clip_grad_norm_(_with_gradients(gradients), self.local.clip_norm)
-        table = None if widest == outer else model.inside(outer, widest)
-        names = list(gradients)
-        weights = [self.held[n] if table is None else gather(self.held[n], table[n]) for n in names]
-        momenta = [self._momentum(n, table and table[n]) for n in names]
+        momenta = [self._momentum(name, table) for name in gradients]
         sgd(
-            weights, [gradients[n] for n in names], momenta,
+            list(weights.values()), list(gradients.values()), momenta,
             weight_decay=self.local.weight_decay, momentum=self.local.momentum, lr=self.rate, dampening=0.0,
             nesterov=self.local.nesterov, maximize=False, foreach=True,
-        )    # fmt: skip
-        for name, weight, momentum in zip(names, weights, momenta, strict=True):
-            self._write(name, table and table[name], weight, momentum)
+        )  # fmt: skip
+        for (name, weight), momentum in zip(weights.items(), momenta, strict=True):
+            self._write(name, table, weight, momentum)
+
+    def _moved(self, outer: Cut, cuts: list[Cut], leaves: list[Weights]) -> tuple[Cut, Weights]:
+        """The smallest cut that holds all that a step moves, and its weights: the step's copies, or what is held."""
+        if self.only_active:
+            for cut, values in zip(cuts, leaves, strict=True):
+                if all(cut.holds(other) for other in cuts):
+                    return cut, values
+            # Moving everything held is the same as moving the cuts alone only as long as nothing else moves it.
+            require(
+                self.still, "step_cuts", cuts, "cuts inside one another, where inactive coordinates must rest"
+            )
+        return outer, self.held
 
     def _collect(self, model: ElasticModel, widest: Cut, cuts: list[Cut], leaves: list[Weights]) -> Weights:
         """Sum the gradients of all cuts into tensors of the widest one, and clear them."""
         total: Weights = {}
-        seen: set[int] = set()
         for inner, values in zip(cuts, leaves, strict=True):
-            if id(values) in seen:    # the same leaves ran twice: their gradients are summed already
-                continue
-            seen.add(id(values))
             for name in self.held:
                 gradient = values[name].grad if name in values else None
                 if gradient is None:
                     continue
-                values[name].grad = None
+                values[name].grad = None  # two cuts may share a leaf, which has their sum already
                 if inner != widest:
-                    wide = torch.zeros(model.shape(name, widest), dtype=gradient.dtype, device=gradient.device)
+                    wide = torch.zeros(
+                        model.shape(name, widest), dtype=gradient.dtype, device=gradient.device
+                    )
                     scatter(wide, model.inside(widest, inner)[name], gradient)
                     gradient = wide
                 total[name] = total[name] + gradient if name in total else gradient
         return total
 
-    def _momentum(self, name: str, where: object) -> Tensor | None:
-        momentum = self.momenta[name]
-        if momentum is None and where is not None and self.local.momentum > 0:
-            momentum = self.momenta[name] = torch.zeros_like(self.held[name])
-        return momentum if momentum is None or where is None else gather(momentum, where)    # type: ignore[arg-type]
+    def _pull_back(self, gradients: Weights, weights: Weights, table: dict[str, Where] | None) -> None:
+        """The gradient of FedProx's term: mu * (w - w_round)."""
+        for name, gradient in gradients.items():
+            start = self.start[name] if table is None else gather(self.start[name], table[name])
+            gradient.add_(weights[name] - start, alpha=self.local.proximal)
 
-    def _write(self, name: str, where: object, weight: Tensor, momentum: Tensor | None) -> None:
-        if where is None:
+    def _momentum(self, name: str, table: dict[str, Where] | None) -> Tensor | None:
+        momentum = self.momenta[name]
+        if table is None or self.local.momentum == 0:
+            return momentum
+        if momentum is None:
+            momentum = self.momenta[name] = torch.zeros_like(self.held[name])
+        return gather(momentum, table[name])
+
+    def _write(
+        self, name: str, table: dict[str, Where] | None, weight: Tensor, momentum: Tensor | None
+    ) -> None:
+        if table is None:
             self.momenta[name] = momentum
             return
-        scatter(self.held[name], where, weight)    # type: ignore[arg-type]
-        if momentum is not None and self.momenta[name] is not None:
-            scatter(self.momenta[name], where, momentum)    # type: ignore[arg-type]
-
-
-def _widest(cuts: list[Cut]) -> Cut | None:
-    """The cut of this step that holds all others, if there is one."""
-    return next((cut for cut in cuts if all(cut.holds(other) for other in cuts)), None)
+        scatter(self.held[name], table[name], weight)
+        kept = self.momenta[name]
+        if momentum is not None and kept is not None:
+            scatter(kept, table[name], momentum)
 
 
 def _with_gradients(gradients: Weights) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from fedtailor.data.download import OFFLINE_VARIABLE, Progress, download, offlin
 from fedtailor.data.federated import FederatedData, federate
 from fedtailor.data.files import DATA_VARIABLE, cache_folder, search_folders
 from fedtailor.data.own import looks_like_path, read_own
-from fedtailor.data.sources import Dataset, Layout, Source, known_sources
+from fedtailor.data.sources import Dataset, Layout, Source, check_options, known_sources
 from fedtailor.data.splits import DataSettings
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.server.seeds import Seeds
@@ -35,9 +36,7 @@ def load_dataset(name: str, **options: Any) -> Dataset:
     if looks_like_path(name) and name not in known_sources():
         return read_own(Path(name), **options)
     source = _source(name)
-    for option in options:
-        if option not in source.options:
-            raise unknown(f"option of {name}", option, source.options)
+    check_options(name, options, source.options)
     layout, paths = source.find(search_folders()) or _downloaded(source)
     return layout.read(*paths, **{**source.options, **options})
 
@@ -80,7 +79,7 @@ def _downloaded(source: Source) -> tuple[Layout, list[Path]]:
     if not source.remote or offline():
         raise _missing(source, "")
     for file in source.remote:
-        if not (cache_folder() / file.path).exists():
+        if not os.path.exists(cache_folder() / file.path):
             try:
                 with _progress_bar(file.path) as progress:
                     download(file, cache_folder(), progress=progress)

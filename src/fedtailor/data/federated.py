@@ -97,6 +97,23 @@ class FederatedData:
         cells = owners * self.num_classes + labels[self.partition.order]
         return np.bincount(cells, minlength=self.num_clients * self.num_classes).reshape(self.num_clients, -1)
 
+    def to(self, device: torch.device | str) -> FederatedData:
+        """The same data on another device; parts that share their examples go on sharing them."""
+        moved = {id(examples): examples.to(device) for examples in (self.train, self.test)}
+
+        def parts(old: Parts | None) -> Parts | None:
+            if old is None:
+                return None
+            return dataclasses.replace(old, examples=moved.get(id(old.examples)) or old.examples.to(device))
+
+        return dataclasses.replace(
+            self,
+            train=moved[id(self.train)],
+            test=moved[id(self.test)],
+            tests=parts(self.tests),
+            unseen=parts(self.unseen),
+        )
+
     def fingerprint(self) -> str:
         """``data-split``: a hash of all examples and one of who holds which, to notice a change."""
         data = hashlib.blake2b(digest_size=8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +18,47 @@ from fedtailor.data.formats.lines import read_records, read_texts
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.formats.text import Alphabet, WindowSettings, text_dataset
 from fedtailor.data.partitions import Array
-from fedtailor.data.sources import Dataset, own_dataset
+from fedtailor.data.sources import Dataset, check_options, own_dataset
 from fedtailor.data.transforms import ImagePreparation
 from fedtailor.errors import FedtailorError, require, unknown
 
+ENDINGS_OF_FILES = (".npz", ".jsonl")
 TEST_EVERY = 5  # where the user's data has no test part, every fifth example becomes one
 
 
 def looks_like_path(name: str) -> bool:
     """Whether the name of a data set means a file or folder."""
-    return "/" in name or "\\" in name or Path(name).suffix in READERS or Path(name).is_dir()
+    return "/" in name or "\\" in name or Path(name).suffix in ENDINGS_OF_FILES or Path(name).is_dir()
 
 
 def read_own(path: Path, **options: Any) -> Dataset:
     """The user's data at a path: a ``.npz`` or ``.jsonl`` file, or a folder of images."""
     path = path.expanduser()
+    reader = _reader(path)
+    parameters = inspect.signature(reader).parameters.values()
+    defaults = {item.name: item.default for item in parameters if item.kind is item.KEYWORD_ONLY}
+    check_options(path.name, options, defaults)
+    return reader(path, **options)
+
+
+def _reader(path: Path) -> Callable[..., Dataset]:
     if path.is_dir():
-        return read_image_folder(path, **options)
-    if path.suffix not in READERS:
-        raise unknown("kind of data file", path.suffix or path.name, READERS, hint=", or a folder of images")
+        return read_image_folder
+    if path.suffix not in ENDINGS_OF_FILES:
+        raise unknown(
+            "kind of data file", path.suffix or path.name, ENDINGS_OF_FILES, hint=", or a folder of images"
+        )
     if not path.exists():
         raise FedtailorError(f"data set {path}: there is no such file")
-    return READERS[path.suffix](path, **options)
+    if path.suffix == ".npz":
+        return read_arrays
+    first = next(iter(read_records(path)), None)
+    if first is None:
+        raise FedtailorError(f"{path} holds no lines: expected x and y, or user and text, on each")
+    return read_texts_by_user if "text" in first[1] else read_rows
 
 
-def read_npz_file(
+def read_arrays(
     path: Path, *, num_classes: int | None = None, padding: int = 0, flip: bool = False
 ) -> Dataset:
     """``x_train y_train x_test y_test``, optionally ``client_train client_test client_names label_names``.
@@ -70,21 +88,20 @@ def read_npz_file(
     )
 
 
-def read_json_lines(path: Path, **options: Any) -> Dataset:
-    """Lines with ``x``, ``y`` and optionally ``client`` and ``split``, or with ``user`` and ``text``.
+def read_texts_by_user(
+    path: Path, *, window: int = 80, stride: int = 1, shifted: bool = False, test_share: float = 0.2
+) -> Dataset:
+    """JSON lines with ``user`` and ``text``, as windows of characters like Shakespeare's roles."""
+    texts = read_texts(path)
+    alphabet = Alphabet.of("".join(texts.values()))
+    return text_dataset(path.name, texts, alphabet, WindowSettings(window, stride, shifted, test_share))
 
-    Texts become windows of characters, as Shakespeare's roles do.
+
+def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
+    """JSON lines with ``x``, ``y`` and optionally ``client`` and ``split`` (train or test).
+
+    Where no line has a ``split``, every fifth is for testing.
     """
-    first = next(iter(read_records(path)), None)
-    if first is None:
-        raise FedtailorError(f"{path} holds no lines: expected x and y, or user and text, on each")
-    if "text" in first[1]:
-        texts = read_texts(path)
-        return text_dataset(path.name, texts, Alphabet.of("".join(texts.values())), WindowSettings(**options))
-    return _read_examples(path, **options)
-
-
-def _read_examples(path: Path, *, num_classes: int | None = None) -> Dataset:
     columns: dict[str, list[Any]] = {"x": [], "y": [], "client": [], "test": []}
     for where, record in read_records(path):
         if "x" not in record or "y" not in record or record.get("split", "train") not in {"train", "test"}:
@@ -132,6 +149,8 @@ def read_image_folder(
     is (height, width) to scale all images to.
     """
     require(mode in {"RGB", "L"}, "mode", mode, "RGB or L (grey)")
+    sized = size is None or (len(size) == 2 and all(type(side) is int and side > 0 for side in size))
+    require(sized, "size", size, "[height, width] in pixels")
     files = walk(path, lambda name: name.lower().endswith(ENDINGS))
     names, pixels = stack_images(files, path, mode, None if size is None else (size[0], size[1]))
     places = [name.split("/")[:-1] for name in names]
@@ -157,9 +176,6 @@ def read_image_folder(
         name=path.name,
         label_names=label_names,
     )
-
-
-READERS = {".npz": read_npz_file, ".jsonl": read_json_lines}
 
 
 def preparation_of(images: Array, *, padding: int = 0, flip: bool = False) -> ImagePreparation:

@@ -131,7 +131,7 @@ def dirichlet(
     for members in examples_by_class(labels):
         members = generator.permutation(members)
         open_to = np.flatnonzero(held < len(labels) / clients) if balanced else np.arange(clients)
-        shares = _dirichlet_draw(len(open_to), alpha, generator)
+        shares = generator.dirichlet(np.full(len(open_to), alpha))
         ends = np.rint(np.cumsum(shares) / shares.sum() * len(members)).astype(np.int64)
         counts = np.diff(ends, prepend=0)
         owners[members] = np.repeat(open_to, counts)
@@ -244,15 +244,6 @@ def examples_by_class(labels: Array, num_classes: int | None = None) -> list[Arr
             f"classes {empty} have no examples: expected some of every class for this partition"
         )
     return [members for members in np.split(order, np.cumsum(counts)[:-1]) if len(members)]
-
-
-def _dirichlet_draw(count: int, alpha: float, generator: np.random.Generator) -> Array:
-    """One draw of proportions; where they underflow, its limit for small alpha: all for one client."""
-    shares = generator.dirichlet(np.full(count, alpha))
-    if not np.isfinite(shares).all() or shares.sum() <= 0:
-        shares = np.zeros(count)
-        shares[generator.integers(count)] = 1.0
-    return shares
 
 
 def _top_up(owners: Array, clients: int, minimum: int, generator: np.random.Generator) -> Array:

@@ -19,7 +19,7 @@ MOST_COLUMNS = 40  # more classes than this share columns
 
 
 def overview(data: FederatedData) -> dict[str, Any]:
-    """The split in a few numbers; ``skew`` is 0 for clients like the whole and near 1 for one class each.
+    """The split in a few numbers; ``skew`` is 0 where every client is like the whole, and at most 1.
 
     ``skew`` is the mean over clients of the total variation distance between the client's share of each class
     and the share in all training data.
@@ -75,7 +75,7 @@ def show(data: FederatedData, most: int = 20) -> Group:
     if "skew" in numbers:
         lines.append(
             f"classes per client: {numbers['mean_classes_per_client']:.1f} on average; "
-            f"label skew {numbers['skew']:.2f} (0 = all alike, near 1 = one class each)"
+            f"label skew {numbers['skew']:.2f} (0 = all alike)"
         )
     if numbers["unseen_clients"]:
         lines.append(f"clients never seen in training: {numbers['unseen_clients']:,}")

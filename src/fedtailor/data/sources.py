@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedtailor.data.batches import Examples
 from fedtailor.data.download import RemoteFile
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, require, unknown
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -78,6 +79,7 @@ def own_dataset(
     client_names: Array | None = None,
 ) -> Dataset:
     """A user's examples as a data set; ``num_classes`` defaults to what the labels show."""
+    require(num_classes is None or num_classes >= 1, "num_classes", num_classes, "1 or more")
     if num_classes is None:
         targets = [part.targets for part in (train, test) if len(part)]
         whole = all(not part.is_floating_point() for part in targets)
@@ -134,7 +136,7 @@ class Source:
         for folder in folders:
             for layout in self.layouts:
                 paths = [folder / path for path in layout.paths]
-                if all(path.exists() for path in paths):
+                if all(map(os.path.exists, paths)):  # false, not an error, where a folder may not be read
                     return layout, paths
         return None
 
@@ -142,6 +144,19 @@ class Source:
     def embedded(self) -> bool:
         """Whether the data comes with an installed package and needs no files."""
         return any(not layout.paths for layout in self.layouts)
+
+
+def check_options(owner: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse options that ``owner`` does not have, and values of another type than their defaults."""
+    for option, value in given.items():
+        if option not in defaults:
+            raise unknown(f"option of {owner}", option, defaults)
+        default = defaults[option]
+        fits = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
+        if default is not None and not fits:
+            raise FedtailorError(
+                f"{option} = {value!r} of {owner}: expected a value like {default!r}, its default"
+            )
 
 
 _sources: dict[str, Source] = {}

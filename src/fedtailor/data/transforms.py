@@ -16,10 +16,15 @@ def normalise(
     images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], white: float = 255.0
 ) -> Tensor:
     """Stored pixels (N, C, H, W) as floats: ``(pixel / white - mean) / std`` per channel."""
+    scales = [1.0 / (white * s) for s in std]
+    shifts = [-m / s for m, s in zip(mean, std, strict=True)]
+    pixels = images.to(torch.float32)
+    if len(mean) == 1:  # plain numbers: small batches of grey images are not worth two more tensors
+        return pixels.mul_(scales[0]).add_(shifts[0])
     shape = (1, len(mean), 1, 1)
-    scale = torch.tensor([1.0 / (white * s) for s in std], device=images.device).view(shape)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).view(shape)
-    return images.to(torch.float32).mul_(scale).add_(shift)
+    scale = torch.tensor(scales, device=images.device).view(shape)
+    shift = torch.tensor(shifts, device=images.device).view(shape)
+    return pixels.mul_(scale).add_(shift)
 
 
 def crop_and_flip(images: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:

@@ -82,6 +82,12 @@ def fit(model: ElasticModel, budget: Budget, align: int = 1) -> Cut:
     return prefix(model.groups, widths[low], align)
 
 
+def meets(model: ElasticModel, cut: Cut, budget: Budget) -> bool:
+    """Whether a cut stays within the budget's limits on cost; ``width`` says how cuts are made, not what they cost."""
+    limits = {name: limit for name, limit in budget.limits.items() if name != "width"}
+    return not limits or not _broken(model.cost(cut), model.cost(Cut.everything()), limits)
+
+
 def distinct_widths(groups: ChannelGroups) -> list[Fraction]:
     """Every width at which some group changes its number of units, ascending."""
     sizes = {groups.widths[group] for group in groups.elastic}

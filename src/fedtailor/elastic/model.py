@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,6 +56,15 @@ class ElasticModel:
         self._shell = Shell(module, groups)
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
         self._costs: dict[Cut, Cost] = {}
+
+    @cached_property
+    def embedded(self) -> frozenset[str]:
+        """The groups to which the columns of embeddings belong; some methods never cut them."""
+        tables = [
+            path for path, layer in self.module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        ]
+        extents = [self.groups.extents.get(f"{path}.weight", ()) for path in tables]
+        return frozenset(axis.group for dims in extents for extent in dims[1:] for axis in extent.axes)
 
     def weights(self) -> Weights:
         """The module's own values, as a copy: where training starts (random or pretrained)."""

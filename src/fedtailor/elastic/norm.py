@@ -1,16 +1,19 @@
 """What happens to running statistics of normalisation layers: a policy that every method names.
 
-| policy     | in training            | uploaded            | at evaluation                                        |
-|------------|------------------------|---------------------|------------------------------------------------------|
-| `averaged` | tracked                | with the weights    | the merged statistics                                |
-| `static`   | of the batch, untracked| scale and shift only| cumulative averages over clients' data, for each width|
+| policy      | in training             | uploaded             | at evaluation                                         |
+|-------------|-------------------------|----------------------|-------------------------------------------------------|
+| `averaged`  | tracked                 | with the weights     | the merged statistics                                 |
+| `static`    | of the batch, untracked | scale and shift only | cumulative averages over clients' data, of each width |
+| `per_width` | tracked for each width  | of each width held   | the merged statistics of that width                   |
 
-Statistics that belong to one width are tensors with a name of their own, ``bn1.running_mean@1/4``.
+Statistics that belong to one width are tensors with a name of their own, ``bn1.running_mean@1/4``: the width, not the
+number of channels, names them, because two widths may keep equally many channels of a narrow layer. Scale and shift are
+shared by all widths and cut like weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -19,15 +22,15 @@ from torch import Tensor
 from fedtailor.data.batches import Examples
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel, Weights
-from fedtailor.elastic.patch import Patch
+from fedtailor.elastic.patch import Patch, gather
 from fedtailor.errors import FedtailorError
 
-Policy = Literal["averaged", "static"]
-POLICIES: tuple[Policy, ...] = ("averaged", "static")
+Policy = Literal["averaged", "static", "per_width"]
+POLICIES: tuple[Policy, ...] = ("averaged", "static", "per_width")
 
 
 def travelling(model: ElasticModel, policy: Policy) -> frozenset[str]:
-    """The tensors that go to a client and come back."""
+    """The tensors of the model that go to a client and come back; statistics of single widths are extra."""
     names = frozenset(model.groups.extents) - frozenset(model.constants)
     return names if policy == "averaged" else names - frozenset(model.statistics)
 
@@ -47,25 +50,59 @@ def calibrated(model: ElasticModel, weights: Mapping[str, Tensor], cut: Cut) -> 
     return all(name in weights for name in tagged_statistics(model, cut))
 
 
+def statistics_at(model: ElasticModel, weights: Mapping[str, Tensor], cuts: Iterable[Cut]) -> Weights:
+    """Copies of the statistics of some cuts, under the cuts' own names.
+
+    A cut that nobody has trained yet starts from the module's own statistics (fresh, or those of a pretrained start).
+    """
+    return {
+        tagged(name, cut): _statistic(model, weights, name, cut) for cut in cuts for name in model.statistics
+    }
+
+
+def with_statistics(
+    model: ElasticModel, patch: Patch, weights: Mapping[str, Tensor], policy: Policy, cuts: Iterable[Cut]
+) -> Patch:
+    """The patch and, where the policy keeps them apart, the statistics of every cut that its holder may run."""
+    if policy != "per_width":
+        return patch
+    return Patch({**patch.values, **statistics_at(model, weights, cuts)}, patch.cut)
+
+
+def running(model: ElasticModel, held: Mapping[str, Tensor], cut: Cut) -> Weights:
+    """The held statistics of a cut under the module's own names, to run on: the same tensors, so updates stay."""
+    own = {name: held.get(tagged(name, cut)) for name in model.statistics}
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def _statistic(model: ElasticModel, weights: Mapping[str, Tensor], name: str, cut: Cut) -> Tensor:
+    own = weights.get(tagged(name, cut))
+    return own.clone() if own is not None else gather(weights[name], model.table(cut)[name])
+
+
 def deployable(model: ElasticModel, weights: Mapping[str, Tensor], cut: Cut, policy: Policy) -> Patch:
     """The patch of a cut, complete with the statistics that the policy says it runs on."""
     if policy == "averaged" or not model.statistics:
         return model.cut(weights, cut, travelling(model, "averaged"))
-    if not calibrated(model, weights, cut):
-        raise FedtailorError(f"width {cut.tag} has no statistics yet: its norm layers must be calibrated on clients' data")
+    if policy == "static" and not calibrated(model, weights, cut):
+        raise FedtailorError(
+            f"width {cut.tag} has no statistics yet: its norm layers must be calibrated on clients' data"
+        )
     patch = model.cut(weights, cut, travelling(model, policy))
-    statistics = {name: weights[tagged(name, cut)].clone() for name in model.statistics}
+    statistics = {name: _statistic(model, weights, name, cut) for name in model.statistics}
     return Patch({**patch.values, **statistics}, cut)
 
 
 @torch.no_grad()
-def measure_statistics(model: ElasticModel, patch: Patch, data: Examples, batch_size: int) -> tuple[Weights, int]:
+def measure_statistics(
+    model: ElasticModel, patch: Patch, data: Examples, batch_size: int
+) -> tuple[Weights, int]:
     """The cumulative average of batch statistics over the data, and the number of batches (sBN's query)."""
     fresh = {name: _blank(model, name, patch.cut, patch.values) for name in model.statistics}
     values = {**patch.values, **fresh}
     count = 0
     for chosen in torch.arange(len(data)).split(batch_size):
-        if len(chosen) > 1:    # one example has no variance
+        if len(chosen) > 1:  # one example has no variance
             model.forward(values, patch.cut, data.take(chosen), mode="calibrate")
             count += 1
     return {tagged(name, patch.cut): value for name, value in fresh.items()}, count

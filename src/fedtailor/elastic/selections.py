@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil, isfinite
+
+import numpy as np
 
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import ChannelGroups
@@ -44,3 +47,24 @@ def prefix(groups: ChannelGroups, width: Fraction, align: int = 1) -> Cut:
     """The first ``ceil(width * K)`` units of every elastic group: cuts of smaller widths lie inside larger ones."""
     channels = {group: range(kept(width, groups.widths[group], align)) for group in groups.elastic}
     return Cut.of(groups, channels, tag=str(width))
+
+
+def random_units(groups: ChannelGroups, size: Cut, generators: Callable[[str], np.random.Generator]) -> Cut:
+    """As many units of every group as ``size`` keeps, drawn without replacement.
+
+    One set per group, so that everything a residual addition joins drops the same channels.
+    """
+    channels = {}
+    for group, units in size.channels.items():
+        drawn = generators(group).choice(groups.widths[group], size=len(units), replace=False)
+        channels[group] = np.sort(drawn).tolist()
+    return Cut.of(groups, channels)
+
+
+def window(groups: ChannelGroups, size: Cut, start: Callable[[str], int]) -> Cut:
+    """As many consecutive units of every group as ``size`` keeps, from ``start(group)`` on and around the end."""
+    channels = {}
+    for group, units in size.channels.items():
+        width = groups.widths[group]
+        channels[group] = sorted((start(group) + step) % width for step in range(len(units)))
+    return Cut.of(groups, channels)

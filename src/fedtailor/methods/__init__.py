@@ -29,7 +29,7 @@ def register(name: str) -> Callable[[M], M]:
         if not name or name != name.lower() or not name.replace("-", "").isalnum():
             raise FedtailorError(f"method name {name!r}: expected lower-case letters, digits and hyphens")
         place = _place(_METHODS[name]) if name in _METHODS else _place(method)
-        if place != _place(method):    # the same class again is a module that was loaded anew
+        if place != _place(method):  # the same class again is a module that was loaded anew
             raise FedtailorError(f"method {name!r} is registered already, by {place}")
         method.name = name
         _METHODS[name] = method

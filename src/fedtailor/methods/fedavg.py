@@ -18,7 +18,7 @@ from fedtailor.methods import register
 @register("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """One network for all, sample-weighted mean; ``width`` below 1 is the network that the smallest device can train."""
+    """One network for all, sample-weighted mean; ``width`` below 1 makes it the smallest device's network."""
 
     width: WidthLike = 1
 

@@ -40,9 +40,9 @@ class HeteroFL(Method):
     local: LocalTraining = LocalTraining(clip_norm=1.0)
     norm: Policy = "static"
     weighting: Literal["samples", "count"] = "count"
-    scaler: bool = True    # divide layer outputs by the width while training
-    masked_loss: bool = True    # set logits of labels that the client does not own to 0
-    label_rows: bool = True    # merge only the classifier rows of labels that the client owns
+    scaler: bool = True  # divide layer outputs by the width while training
+    masked_loss: bool = True  # set logits of labels that the client does not own to 0
+    label_rows: bool = True  # merge only the classifier rows of labels that the client owns
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         task = super().assign(state, client, model, seeds)
@@ -62,7 +62,7 @@ class HeteroFL(Method):
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
     ) -> Any:
         """Inverted-dropout scaling: outputs of width r are divided by r, so that they match the full network's."""
-        scale = scaler(model.groups, cut) if self.scaler else None
+        scale = scaler(model, cut, self.norm) if self.scaler else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
     def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
@@ -81,10 +81,15 @@ class HeteroFL(Method):
         return replace(update, patch=model.narrow(update.patch, credited))
 
 
-def scaler(groups: ChannelGroups, cut: Cut) -> dict[str, float]:
-    """The factor 1 / s for every layer whose output shrinks; layers with a fixed output, the classifier, keep theirs."""
+def scaler(model: ElasticModel, cut: Cut, policy: Policy) -> dict[str, float]:
+    """The factor 1 / s for every layer whose output shrinks; the classifier, whose output is fixed, keeps its own.
+
+    In front of a batch norm the factor cancels out in training. It would only spoil running statistics, which are used
+    without it, so it is left out where the policy tracks them.
+    """
+    groups = model.groups
     factor = 1 / float(width_of(cut, groups))
-    if factor == 1:
+    if factor == 1 or (model.statistics and policy != "static"):
         return {}
     shrinking = set(cut.channels)
     return {layer: factor for layer, produced in groups.producers.items() if shrinking & set(produced)}
@@ -94,7 +99,7 @@ def _label_group(groups: ChannelGroups) -> str:
     """The group of the classifier's rows."""
     if len(groups.outputs) != 1:
         raise FedtailorError(
-            f"heterofl: masked_loss and label_rows need one output axis of classes, this model has {len(groups.outputs)}; "
+            f"masked_loss and label_rows need one output axis of classes, this model has {len(groups.outputs)}; "
             "set method.masked_loss = false and method.label_rows = false"
         )
     return groups.outputs[0]

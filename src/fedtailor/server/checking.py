@@ -53,7 +53,7 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
         if not math.isfinite(metric):
             return "non-finite", f"metric {name}"
     for name, value in update.patch.values.items():
-        reason, detail = _fault_in_value(name, value, update.patch.cut, model)
+        reason, detail = _fault_in_value(name, value, _shape(name, task, update, model), model)
         if reason:
             return reason, detail
     return "", ""
@@ -75,9 +75,18 @@ def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
     return real and same == dict(task.reply.cut.channels) and task.reply.cut.holds(cut)
 
 
-def _fault_in_value(name: str, value: Tensor, cut: Cut, model: ElasticModel) -> tuple[str, str]:
+def _shape(name: str, task: Task, update: Update, model: ElasticModel) -> tuple[int, ...]:
+    """The shape that the lease allows: a tensor of another cut (``x@tag``) comes back as it was sent."""
+    if "@" in name and name in task.patch.values:
+        return tuple(task.patch.values[name].shape)
+    return model.shape(name.partition("@")[0], update.patch.cut)
+
+
+def _fault_in_value(
+    name: str, value: Tensor, shape: tuple[int, ...], model: ElasticModel
+) -> tuple[str, str]:
     plain = name.partition("@")[0]
-    shape, dtype = model.shape(plain, cut), model.dtype(plain)
+    dtype = model.dtype(plain)
     if tuple(value.shape) != shape:
         return "wrong-shape", f"{name}: {tuple(value.shape)} instead of {shape}"
     if value.dtype != dtype:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.batches import Examples
 from fedtailor.elastic import norm
-from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.budget import Budget, fit
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.engines.engine import Engine
@@ -42,7 +42,7 @@ def calibrate(
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)    # statistics of older weights are of no use
         everyone = [client for client in clients if client.num_examples > 1]
-        able = [client for client in everyone if method.cut_for(client.budget, model).holds(cut)]
+        able = [client for client in everyone if fit(model, client.budget, method.align).holds(cut)]
         answers = _statistics(method, state, cut, able, model, engine, seeds)
         answers = answers or _statistics(method, state, cut, everyone, model, engine, seeds)
         weights = holder_mean(weights, answers, model, by_samples)

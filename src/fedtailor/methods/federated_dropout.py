@@ -1,0 +1,131 @@
+"""Federated Dropout, and its extension to unequal devices (eFD): random channels, packed into a small network.
+
+Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource Requirements", 2018: one rate
+for all; the extension is the baseline of Horvath et al., "FjORD", NeurIPS 2021 (a rate per device class).
+Symbols: p = share of units kept; F_p = eFD's global model of width p; p_max = what a device can train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedtailor.data.batches import Batch
+from fedtailor.elastic.budget import Budget, fit
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.norm import Policy
+from fedtailor.elastic.selections import WidthLike, as_width, kept, prefix, random_units
+from fedtailor.errors import unknown
+from fedtailor.method import Method
+from fedtailor.methods import register
+from fedtailor.methods.heterofl import scaler
+from fedtailor.round import Client, Deployed, ServerState, Task
+from fedtailor.server.seeds import Seeds
+
+SCALINGS = ("none", "train", "eval")
+
+
+@register("federated-dropout")
+@dataclass(frozen=True)
+class FederatedDropout(Method):
+    """One drop rate for every client; the units kept are drawn anew in every round.
+
+    ``scaling`` says where the missing units are made up for: nowhere (the clients' networks are networks of their own),
+    in training (outputs divided by the share kept), or at evaluation (the full model's outputs multiplied by it).
+    """
+
+    norm: Policy = "static"
+    keep: WidthLike = 0.5  # share of the units of every layer that a client trains
+    mask: Literal["round", "client"] = "client"  # one draw for all clients of a round, or one for each
+    scaling: Literal["none", "train", "eval"] = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "keep", as_width(self.keep, "method.keep"))
+        if self.scaling not in SCALINGS:
+            raise unknown("scaling", self.scaling, SCALINGS)
+        if self.mask not in ("round", "client"):
+            raise unknown("mask", self.mask, ("round", "client"))
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        """Channels have no order here, so no prefix is better than another: every device is given the full model."""
+        return Cut.everything()
+
+    def held(self, client: Client, model: ElasticModel) -> Cut:
+        """How many units of each group the client trains; which of them is the draw's business."""
+        return prefix(model.groups, as_width(self.keep), self.align)
+
+    def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
+        """Both sides can derive the draw from the seed, so no mask travels."""
+        owner = client.id if self.mask == "client" else None
+
+        def generator(group: str) -> np.random.Generator:
+            return seeds.numpy(f"dropout {group}", client=owner, round=state.round)
+
+        return random_units(model.groups, self.held(client, model), generator)
+
+    def forward(
+        self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
+    ) -> Any:
+        scale = scaler(model, cut, self.norm) if self.scaling == "train" else None
+        return model.forward(weights, cut, batch, mode="train", scale=scale)
+
+    def deploy(
+        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
+    ) -> Deployed:
+        """With ``scaling = "eval"``, weights behind dropped units are multiplied by the share that was kept."""
+        deployed = super().deploy(state, budget, model, client)
+        if self.scaling != "eval":
+            return deployed
+        (patch,) = deployed.patches
+        share = float(as_width(self.keep))
+        behind = {f"{layer}.weight" for layer in model.groups.producers} & set(patch.values)
+        shrinks = {name for name in behind if _inputs_shrink(model, name)}
+        values = {name: value * share if name in shrinks else value for name, value in patch.values.items()}
+        return Deployed((replace(patch, values=values),))
+
+
+@register("efd")
+@dataclass(frozen=True)
+class EFD(FederatedDropout):
+    """Federated Dropout with a rate for every device class; ``global_width`` trains FjORD's baseline model F_p.
+
+    With ``global_width = p`` the global model has width p: a device that can train all of it does, a smaller one keeps
+    the fraction p_max / p of its units at random. FjORD's row in a table is one such run for every p.
+    """
+
+    global_width: WidthLike = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "global_width", as_width(self.global_width, "method.global_width"))
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        return prefix(model.groups, as_width(self.global_width), self.align)
+
+    def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
+        whole, able = self.cut_for(client.budget, model), fit(model, client.budget, self.align)
+        if able.holds(whole):
+            return whole
+        owner = client.id if self.mask == "client" else None
+        channels = {}
+        for group in model.groups.elastic:
+            width = model.groups.widths[group]
+            units = whole.width(group, width)
+            share = Fraction(able.width(group, width), units)
+            count = units if share >= 1 else kept(share, units, self.align)
+            generator = seeds.numpy(f"dropout {group}", client=owner, round=state.round)
+            channels[group] = np.sort(generator.choice(units, size=count, replace=False)).tolist()
+        return Cut.of(model.groups, channels)
+
+
+def _inputs_shrink(model: ElasticModel, name: str) -> bool:
+    extents = model.groups.extents[name]
+    axes = extents[1].axes if len(extents) > 1 else ()
+    return any(axis.group in model.groups.elastic for axis in axes)

@@ -1,0 +1,62 @@
+"""FedRolex: the window of channels that a client trains rolls through the layer with the rounds.
+
+Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022.
+Symbols: beta = the client's width, K = a layer's units, window = {(s + j) mod K : j < ceil(beta K)}, s = t mod K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtailor.elastic.budget import Budget, fit
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.selections import window
+from fedtailor.errors import unknown
+from fedtailor.methods import register
+from fedtailor.methods.heterofl import HeteroFL
+from fedtailor.round import Client, ServerState
+from fedtailor.server.seeds import Seeds
+
+
+@register("fedrolex")
+@dataclass(frozen=True)
+class FedRolex(HeteroFL):
+    """HeteroFL whose window rolls: every unit is trained equally often.
+
+    The original ``lockstep`` phase moves all layers together. Every *unit* is then trained equally often, but not every
+    *weight*: with all clients at width 1/4, half of a square layer's weights are never touched. ``independent`` gives
+    every channel group a phase of its own.
+    """
+
+    phase: Literal["lockstep", "independent"] = "lockstep"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.phase not in ("lockstep", "independent"):
+            raise unknown("phase", self.phase, ("lockstep", "independent"))
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        """No prefix is trained more than the rest: every device is given the full model."""
+        return Cut.everything()
+
+    def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
+        """All clients of a round share the start of the window."""
+        starts = window_starts(model.groups, state.round, self.phase, seeds)
+        return window(model.groups, fit(model, client.budget, self.align), starts.__getitem__)
+
+
+def window_starts(groups: ChannelGroups, round: int, phase: str, seeds: Seeds) -> dict[str, int]:
+    """Where each group's window begins in a round.
+
+    Independent windows take their starts in random order, each of the K starts once in every pass of K rounds.
+    """
+    if phase == "lockstep":
+        return {group: round % width for group, width in groups.widths.items()}
+    starts = {}
+    for group, width in groups.widths.items():
+        order = seeds.numpy(f"window {group}", step=round // width).permutation(width)
+        starts[group] = int(order[round % width])
+    return starts

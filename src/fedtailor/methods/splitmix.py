@@ -1,0 +1,168 @@
+"""Split-Mix: the network is split into narrow base networks; a device trains and runs as many as it can afford.
+
+Hong et al., "Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization", ICLR 2022.
+Symbols: rho = the width of a base network, m = 1 / rho their number, R = a device's budget as a width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedtailor.client import sgd
+from fedtailor.data.batches import Batch, Examples
+from fedtailor.elastic import norm
+from fedtailor.elastic.budget import Budget, fit, width_of
+from fedtailor.elastic.cost import Cost
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.patch import Patch
+from fedtailor.elastic.selections import WidthLike, as_width, prefix, window
+from fedtailor.errors import FedtailorError
+from fedtailor.method import Method
+from fedtailor.methods import register
+from fedtailor.methods.heterofl import scaler
+from fedtailor.round import Client, Deployed, Reply, ServerState, Task, Update
+from fedtailor.server.seeds import Seeds
+
+
+@register("splitmix")
+@dataclass(frozen=True)
+class SplitMix(Method):
+    """Independent base networks of width ``base``; a budget of width R trains and deploys floor(R / base) of them.
+
+    Tensors of base number 3 are called ``conv1.weight@base3``: bases share nothing, so the one merge rule joins each of
+    them over the clients that trained it.
+    """
+
+    base: WidthLike = 0.125
+    scaler: bool = True  # multiply layer outputs by 1 / base in training
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        width = as_width(self.base, "method.base")
+        object.__setattr__(self, "base", width)
+        if (1 / width).denominator != 1:
+            raise FedtailorError(
+                f"method.base = {self.base}: expected 1 over a whole number, such as 1/8 or 0.25"
+            )
+
+    @property
+    def count(self) -> int:
+        """m, the number of base networks."""
+        return int(1 / as_width(self.base))
+
+    def bases_for(self, budget: Budget, model: ElasticModel) -> int:
+        """How many base networks a budget pays for: floor(R / rho), in exact arithmetic."""
+        affordable = width_of(fit(model, budget), model.groups) / as_width(self.base)
+        if affordable < 1:
+            raise FedtailorError(
+                f"{budget} is below one base network of width {self.base}; choose a smaller method.base"
+            )
+        return min(self.count, int(affordable))
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        """The shape of one base network."""
+        self.bases_for(budget, model)
+        return prefix(model.groups, as_width(self.base), self.align)
+
+    def init(self, model: ElasticModel) -> ServerState:
+        """Base b starts from the b-th diagonal block of the module, drawn for the full fan-in as in their code."""
+        shape, weights, values = prefix(model.groups, as_width(self.base), self.align), model.weights(), {}
+        for base in range(self.count):
+            block = window(model.groups, shape, lambda group, base=base: base * len(shape.channels[group]))  # type: ignore[misc]
+            values.update(named(model.cut(weights, block).values, base))
+        return ServerState(0, values, {"draws": 0})
+
+    def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
+        cut = self.cut_for(client.budget, model)
+        bases = choose_bases(
+            self.count,
+            self.bases_for(client.budget, model),
+            state.memory["draws"] + client.slot,
+            client,
+            state.round,
+            seeds,
+        )
+        names = norm.travelling(model, self.norm)
+        values = {
+            tag: state.weights[tag]
+            for base in bases
+            for tag in (f"{name}@base{base}" for name in sorted(names))
+        }
+        return Task(client, state.round, Patch(values, cut), Reply(frozenset(values), cut), seeds)
+
+    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+        """Bases share no parameter, so training one after the other on the same batches is training them together."""
+        if task.action != "train":
+            return super().perform(task, data, model)
+        values: dict[str, Tensor] = {}
+        losses = []
+        metrics: dict[str, float] = {}
+        for base, weights in by_base(task.patch.values).items():
+            alone = replace(
+                task,
+                patch=Patch(weights, task.patch.cut),
+                reply=replace(task.reply, names=frozenset(weights)),
+            )
+            patch, metrics = sgd.train(self, alone, data, model)
+            values.update(named(patch.values, base))
+            losses.append(metrics["loss"])
+        return self.answer(
+            task, Patch(values, task.patch.cut), len(data), {**metrics, "loss": sum(losses) / len(losses)}
+        )
+
+    def forward(
+        self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
+    ) -> Any:
+        scale = scaler(model, cut, self.norm) if self.scaler else None
+        return model.forward(weights, cut, batch, mode="train", scale=scale)
+
+    def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
+        merged = super().merge(state, updates, model)
+        return replace(merged, memory={"draws": state.memory["draws"] + len(updates)})
+
+    def work(self, task: Task, model: ElasticModel) -> Cost:
+        """Every base is a network of its own."""
+        one = super().work(task, model)
+        return sum([one] * (len(by_base(task.patch.values)) - 1), one)
+
+    def deploy(
+        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
+    ) -> Deployed:
+        """The first floor(R / rho) bases; their logits are averaged."""
+        cut, parts = self.cut_for(budget, model), by_base(state.weights)
+        names = norm.travelling(model, "averaged")
+        chosen = [parts[base] for base in range(self.bases_for(budget, model))]
+        return Deployed(
+            tuple(Patch({n: v.clone() for n, v in part.items() if n in names}, cut) for part in chosen)
+        )
+
+
+def named(values: Mapping[str, Tensor], base: int) -> dict[str, Tensor]:
+    """The tensors of a base under their own names."""
+    return {f"{name}@base{base}": value for name, value in values.items()}
+
+
+def by_base(values: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Tensors with plain names, sorted by base."""
+    parts: dict[int, dict[str, Tensor]] = {}
+    for tag, value in values.items():
+        name, _, base = tag.rpartition("@base")
+        parts.setdefault(int(base), {})[name] = value
+    return dict(sorted(parts.items()))
+
+
+def choose_bases(count: int, wanted: int, draw: int, client: Client, round: int, seeds: Seeds) -> list[int]:
+    """The first from a shuffled cycle that all clients share, the rest without replacement from the others.
+
+    ``draw`` counts the draws of all clients: in ``count`` successive draws every base comes first exactly once.
+    """
+    cycle = seeds.numpy("base cycle", step=draw // count).permutation(count)
+    first = int(cycle[draw % count])
+    others = seeds.numpy("bases", client=client.id, round=round).permutation(count)
+    rest = [int(base) for base in others if base != first][: wanted - 1]
+    return sorted([first, *rest])

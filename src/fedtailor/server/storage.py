@@ -1,0 +1,186 @@
+"""Files that survive a crash: written, synced, renamed, synced; and a lock that dies with its owner.
+
+Imports no PyTorch, so that a command can refuse a folder that is in use before anything slow is loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedtailor.errors import FedtailorError, LockedError, StorageError
+
+try:
+    import fcntl
+except ImportError:  # Windows: see Lock and _sync for what that means
+    fcntl = None  # type: ignore[assignment]
+
+Buffer = bytes | bytearray | memoryview
+
+PART = ".part"  # ends the name of everything that is not complete yet
+LOCK = "run.lock"
+
+_UNLOCKABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # a file system without locks
+
+
+def replace_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] | None = None) -> None:
+    """Put a file in place, all of it or none of it, also if the power goes.
+
+    ``seal`` gives the file's last bytes; it is asked for them once everything else is on its way to the disk.
+    """
+    part = path.with_name(path.name + PART)
+    needed = sum(memoryview(chunk).nbytes for chunk in chunks)
+    with disk_errors(path, needed):
+        try:
+            write_file(part, chunks, seal)
+            os.replace(part, path)
+        except OSError:
+            remove_file(part)
+            raise
+        sync_folder(path.parent)
+
+
+def write_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] | None = None) -> None:
+    """Write a new file and sync it; a sync that fails is never tried again, because its data may be gone."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    try:
+        for chunk in chunks:
+            _write(descriptor, chunk)
+        if seal is not None:
+            _sync(descriptor)
+            _write(descriptor, seal())
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_file(path: Path, data: bytes, *, sync: bool) -> None:
+    """Add to the end of a file."""
+    with disk_errors(path, len(data)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            _write(descriptor, data)
+            if sync:
+                _sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def truncate_file(path: Path, length: int) -> None:
+    """Cut a file after ``length`` bytes."""
+    with disk_errors(path, 0):
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.ftruncate(descriptor, length)
+            _sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable. Windows cannot open folders: there the file system's journal has to do."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, data: Buffer) -> None:
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync(descriptor: int) -> None:
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:  # macOS: a plain fsync stops at the drive's own cache
+        fcntl.fcntl(descriptor, full)
+    else:
+        os.fsync(descriptor)
+
+
+@contextmanager
+def disk_errors(path: Path, needed: int) -> Iterator[None]:
+    """Turn what the system says about a disk into one sentence with the path and the bytes that were needed."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+            reason += f" ({needed:,} bytes to write, {shutil.disk_usage(folder).free:,} free)"
+        raise StorageError(f"{path} cannot be written: {reason}") from error
+
+
+class Lock:
+    """The right to write into a run folder. It is the system's: whoever is killed loses it at that moment.
+
+    Where there is no ``flock`` (Windows, some network file systems) nothing is locked and ``held`` is false;
+    the caller says so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOCK
+        try:
+            # Without O_CREAT and O_TRUNC: a second run must not change a byte.
+            self._descriptor = os.open(self.path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        except FileNotFoundError:
+            raise FedtailorError(f"{folder}: no {LOCK} there; expected the folder of a run") from None
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be opened: {error.strerror or error}") from error
+        self.held = self._take(folder)
+
+    def _take(self, folder: Path) -> bool:
+        if fcntl is None:
+            return False
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 200).decode("ascii", "replace").strip()
+            os.close(self._descriptor)
+            raise LockedError(
+                f"{folder} is in use{f' by {owner}' if owner else ''}: nothing was changed"
+            ) from None
+        except OSError as error:
+            if error.errno in _UNLOCKABLE:
+                return False
+            os.close(self._descriptor)
+            raise StorageError(f"{self.path} cannot be locked: {error.strerror or error}") from error
+        return True
+
+    def sign(self, owner: str) -> None:
+        """Write who holds the lock, for the message that others get."""
+        with disk_errors(self.path, len(owner)):
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            _write(self._descriptor, owner.encode("ascii", "replace") + b"\n")
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a run writes into this folder right now."""
+    if fcntl is None or not (folder / LOCK).is_file():
+        return False
+    try:
+        Lock(folder).release()
+    except LockedError:
+        return True
+    return False
