@@ -23,6 +23,9 @@ def test_normalise_is_the_formula() -> None:
     ).double().view(1, 3, 1, 1)
     assert torch.allclose(normalise(images, mean, std).double(), expected, atol=1e-6)
     assert images.dtype == torch.uint8
+    floats = torch.ones(1, 1, 2, 2)
+    normalise(floats, (0.5,), (0.5,), white=1.0)
+    assert torch.equal(floats, torch.ones(1, 1, 2, 2))
 
 
 @given(st.integers(0, 10**6), st.integers(0, 4), st.booleans())

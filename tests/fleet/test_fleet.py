@@ -55,7 +55,7 @@ def test_fleets_by_name(name):
 
 
 def test_every_example_of_a_name_is_one():
-    assert len(fleet_examples()) == 7
+    assert len(fleet_examples()) == 8
     for name in fleet_examples():
         fleet = fleet_by_name(name)
         assert sum(tier.share for tier in fleet.tiers) == 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from helpers import client

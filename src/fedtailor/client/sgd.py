@@ -72,6 +72,10 @@ class LocalTraining:
             self.schedule in schedules, "training.schedule", self.schedule, f"one of {', '.join(schedules)}"
         )
 
+    def steps_for(self, examples: int) -> int:
+        """How many steps a client with so many examples takes."""
+        return self.steps if self.steps is not None else self.epochs * -(-examples // self.batch_size)
+
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
         if self.schedule == "exponential":

@@ -84,7 +84,8 @@ def _downloaded(source: Source) -> tuple[Layout, list[Path]]:
                 with _progress_bar(file.path) as progress:
                     download(file, cache_folder(), progress=progress)
             except FedtailorError as error:
-                raise _missing(source, f" {error}.") from error
+                sentence = str(error)
+                raise _missing(source, f" {sentence[0].upper()}{sentence[1:]}.") from error
     found = source.find([cache_folder()])
     if found is None:
         raise _missing(source, "")

@@ -133,10 +133,9 @@ def _fetch(file: RemoteFile, part: Path, progress: Progress, sleep: Callable[[fl
                 reasons.append(f"{address}: {failure}")
             else:
                 return
-    unique = "; ".join(dict.fromkeys(reasons))
-    raise FedtailorError(
-        f"could not download {file.path}: {unique}. What arrived is kept; the next try goes on from there"
-    )
+    kept = part.exists() and part.stat().st_size > 0
+    hope = ". What arrived is kept; the next try goes on from there" if kept else ""
+    raise FedtailorError(f"could not download {file.path}: {'; '.join(dict.fromkeys(reasons))}{hope}")
 
 
 def _from_mirror(address: str, file: RemoteFile, part: Path, progress: Progress) -> None:

@@ -18,7 +18,7 @@ def normalise(
     """Stored pixels (N, C, H, W) as floats: ``(pixel / white - mean) / std`` per channel."""
     scales = [1.0 / (white * s) for s in std]
     shifts = [-m / s for m, s in zip(mean, std, strict=True)]
-    pixels = images.to(torch.float32)
+    pixels = images.to(torch.float32, copy=True)  # changed in place below, so never the caller's own
     if len(mean) == 1:  # plain numbers: small batches of grey images are not worth two more tensors
         return pixels.mul_(scales[0]).add_(shifts[0])
     shape = (1, len(mean), 1, 1)

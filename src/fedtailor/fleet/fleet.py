@@ -31,12 +31,14 @@ class Fleet:
 
     ``dynamic`` redraws every client's tier in every round from the shares. ``macs_range`` gives every client a budget
     of its own, uniform in a range of shares of the full model's multiply-accumulates; the tiers then are the
-    points at which the result is evaluated, and a client belongs to the largest tier that it can afford.
+    points at which the result is evaluated, and a client belongs to the largest tier that it can afford. With
+    ``only_top`` every client belongs to the largest tier, and the others are only evaluated.
     """
 
     tiers: tuple[Tier, ...]
     dynamic: bool = False
     macs_range: tuple[Fraction, Fraction] | None = None
+    only_top: bool = False
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -53,7 +55,7 @@ class Fleet:
             draw = seeds.numpy("capacity", round=round if self.dynamic else None)
             shares = np.round(draw.uniform(low, high, size=count), 6)
             return Population(self, num_examples, self._affordable(shares), shares)
-        if self.dynamic:
+        if self.dynamic and not self.only_top:
             total = sum(tier.share for tier in self.tiers)
             shares = np.array([float(tier.share / total) for tier in self.tiers])
             tiers = seeds.numpy("capacity", round=round).choice(
@@ -65,6 +67,8 @@ class Fleet:
 
     def counts(self, clients: int) -> list[int]:
         """How many clients each tier has: largest remainders, at least one each."""
+        if self.only_top:
+            return [0] * (len(self.tiers) - 1) + [clients]
         if len(self.tiers) > clients:
             raise FedtailorError(
                 f"{clients} client(s) for {len(self.tiers)} tiers: expected at least one client per tier; "

@@ -47,7 +47,7 @@ def build_fleet(settings: FleetSettings) -> Fleet:
 
 
 def fleet_by_name(name: str, *, dynamic: bool = False, drop_scale: float | None = None) -> Fleet:
-    """``uniform-5``, ``a1-b1-c1-d1-e1``, ``flops-0.04-0.64``, ``high``, ``low``, ``two-25-75``, ``equal``.
+    """``uniform-5``, ``a1-b1-c1-d1-e1``, ``flops-0.04-0.64``, ``high``, ``low``, ``two-25-75``, ``equal``, ``full-5``.
 
     >>> [(tier.name, tier.share) for tier in fleet_by_name("a1-e3").tiers]
     [('e', Fraction(3, 4)), ('a', Fraction(1, 4))]
@@ -60,7 +60,7 @@ def fleet_by_name(name: str, *, dynamic: bool = False, drop_scale: float | None 
         found = re.fullmatch(pattern, name)
         if found:
             tiers, macs_range = build(found, drop_scale)
-            return Fleet(tuple(tiers), dynamic, macs_range)
+            return Fleet(tuple(tiers), dynamic, macs_range, only_top=build is _full)
     raise unknown("fleet", name, fleet_examples(), hint=" (numbers and letters are yours to change)")
 
 
@@ -134,6 +134,11 @@ def _equal(found: re.Match[str], _drop_scale: float | None) -> Built:
     return [Tier(_decimal(width), Budget(width=width), Fraction(1))], None
 
 
+def _full(found: re.Match[str], _drop_scale: float | None) -> Built:
+    """Every device can train the full model, which is evaluated at the widths 1/k ... 1."""
+    return _uniform(found, None)
+
+
 PATTERNS: dict[str, Callable[[re.Match[str], float | None], Built]] = {
     r"uniform-(\d+)": _uniform,
     r"[a-z]\d+(?:-[a-z]\d+)*": _levels,
@@ -141,12 +146,13 @@ PATTERNS: dict[str, Callable[[re.Match[str], float | None], Built]] = {
     r"high|low": _capacity,
     r"two-(\d+)-(\d+)": _two_types,
     r"equal(?:-([\d./]+))?": _equal,
+    r"full-(\d+)": _full,
 }
 
 
 def fleet_examples() -> list[str]:
     """One name of every kind."""
-    return ["uniform-5", "a1-b1-c1-d1-e1", "flops-0.04-0.64", "high", "low", "two-25-75", "equal"]
+    return ["uniform-5", "a1-b1-c1-d1-e1", "flops-0.04-0.64", "high", "low", "two-25-75", "equal", "full-5"]
 
 
 def _own_tier(number: int, table: dict[str, Any]) -> Tier:

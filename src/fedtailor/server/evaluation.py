@@ -70,10 +70,11 @@ def evaluate_tiers(
 ) -> dict[str, dict[str, float]]:
     """Loss and metrics of what each tier is given."""
     results: dict[str, dict[str, float]] = {}
-    measured: dict[tuple[Cut, ...], dict[str, float]] = {}
+    measured: dict[tuple[tuple[Cut, str], ...], dict[str, float]] = {}
     for tier in tiers:
         deployed = method.deploy(state, tier.budget, model)
-        cuts = tuple(patch.cut for patch in deployed.patches)
+        # Equal cuts of different widths may have statistics of their own, which their tags name.
+        cuts = tuple((patch.cut, patch.cut.tag) for patch in deployed.patches)
         if cuts not in measured or len(cuts) > 1:    # tiers that are given the same piece are evaluated once
             measured[cuts] = evaluate_patches(model, deployed.patches, test)
         results[tier.name] = measured[cuts]
