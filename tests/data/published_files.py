@@ -108,3 +108,8 @@ def write_leaf(folder: Path, users: dict[str, tuple[list[Any], list[Any]]], file
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def femnist_user(seed: int, count: int) -> tuple[list[list[float]], list[int]]:
+    pixels = some_images(count, 784, seed=seed)
+    return (pixels / 255).tolist(), [(seed * 7 + i) % 62 for i in range(count)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from helpers import (
     images,
     mlp_model,
     run,
+    tiny_cnn,
     tiny_mlp,
     vector_data,
     vectors,
@@ -167,18 +169,38 @@ def test_dynamic_levels_are_redrawn():
 # The scaler
 
 
+def training_output(method: HeteroFL, model, level: str, batch) -> torch.Tensor:
+    task = task_of(method, model, level)
+    return method.forward(task.patch.values, task.patch.cut, batch, task, model).detach()
+
+
 @pytest.mark.parametrize("level", "bcde")
 def test_scaler_in_front_of_batch_norm_is_no_scaler(level):
-    model, data = cnn_model(16, 32), images(32)
-    batch = data.take(torch.arange(32))
+    """To 1e-4 where activations are not tiny: what is left is the epsilon of the norm."""
+    module = tiny_cnn(16, 32)
+    with torch.no_grad():
+        for layer in (CONV1, CONV2):
+            module.get_submodule(layer).weight.mul_(10)
+    batch = images(32).take(torch.arange(32))
+    model = elastic(module, batch)
+    scaled, plain = (training_output(HeteroFL(scaler=on), model, level, batch) for on in (True, False))
+    assert (scaled - plain).abs().max() <= 1e-4 * plain.abs().max()
+    assert bits(scaled) != bits(plain)  # equal up to epsilon, not by being switched off
+
+
+@pytest.mark.parametrize("level", "bcde")
+def test_scaler_in_front_of_batch_norm_is_a_smaller_epsilon(level):
+    """BN(x / s) with epsilon is BN(x) with epsilon * s squared, exactly."""
+    share = float(Fraction(LEVELS[level]))
+    inputs, labels = images(32).take(torch.arange(32))
     outputs = []
-    for on in (True, False):
-        method = HeteroFL(scaler=on)
-        task = task_of(method, model, level)
-        outputs.append(method.forward(task.patch.values, task.patch.cut, batch, task, model).detach())
-    bound = 1e-4 * outputs[1].abs().max()
-    assert (outputs[0] - outputs[1]).abs().max() <= bound
-    assert bits(outputs[0]) != bits(outputs[1])  # equal up to epsilon, not by being switched off
+    for on, epsilon in ((True, 1e-2), (False, 1e-2 * share**2)):
+        module = tiny_cnn(16, 32).double()
+        for layer in (NORM1, NORM2):
+            module.get_submodule(layer).eps = epsilon
+        batch = (inputs.double(), labels)
+        outputs.append(training_output(HeteroFL(scaler=on), elastic(module, batch), level, batch))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("width", "kept"), [("1/2", 4), ("1/4", 2), ("3/8", 3)])

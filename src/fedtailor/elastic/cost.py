@@ -1,55 +1,138 @@
-"""What a piece of the model costs: parameters, multiply-accumulates, bytes."""
+"""What a piece of the model costs, and how its multiply-accumulates are counted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import FlopCounterMode
+
+Sizes = tuple[int, ...]  # numbers whose product is one part of a cost
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Cost:
     """The cost of one piece of the model, per example where that matters."""
 
-    params: int    # numbers that the optimiser may move; shared tensors once
-    macs: int    # multiply-accumulates of one example's forward pass, one for each bias addition
-    bytes: int    # parameters and buffers, as they are stored and sent
+    params: int  # numbers that the optimiser may move; shared tensors once
+    macs: int  # multiply-accumulates of one example's forward pass, one for each bias addition
+    bytes: int  # parameters and buffers, as they are stored and sent
+    training_memory: int | None = None  # bytes that training takes: an estimate; None where nobody asked
+    step_time: int | None = None  # nanoseconds of one training step, measured; None where nobody asked
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.params + other.params, self.macs + other.macs, self.bytes + other.bytes)
+        return Cost(
+            self.params + other.params,
+            self.macs + other.macs,
+            self.bytes + other.bytes,
+            _sum(self.training_memory, other.training_memory),
+            _sum(self.step_time, other.step_time),
+        )
 
 
-def count_macs(shell: nn.Module, weights: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Multiply-accumulates of one example, counted on the ``meta`` device, where nothing is computed.
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
-    PyTorch's counter reports two operations per multiply-accumulate, ignores additions of a bias, and returns zero for
-    recurrent layers and fused attention on CPU tensors; on ``meta`` it sees them all.
+
+def count_macs(
+    shell: nn.Module, weights: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
+    """Multiply-accumulates of one example's forward pass."""
+    return macs_of(products(shell, weights, args, kwargs), args, kwargs)
+
+
+def macs_of(parts: list[Sizes], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Recorded products of a batch as multiply-accumulates of one example."""
+    return sum(prod(sizes) for sizes in parts) // examples_in(args, kwargs)
+
+
+def examples_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many examples the inputs of a module hold."""
+    leaves = tree_leaves((args, kwargs))
+    return int(next(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()))
+
+
+def products(
+    shell: nn.Module, weights: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Sizes]:
+    """Every matrix product, convolution and bias addition of a forward pass, as sizes to be multiplied.
+
+    The pass runs on the ``meta`` device, where nothing is computed and where recurrent layers and attention
+    fall apart into the products that they are made of; CPU tensors would hide them in fused kernels.
     """
     meta = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     on_meta = {name: torch.empty_like(value, device="meta") for name, value in weights.items()}
-    examples = next(leaf.shape[0] for leaf in tree_leaves(meta) if isinstance(leaf, Tensor) and leaf.dim())
-    additions = 0
+    with torch.no_grad(), _plain_attention(), _ProductRecorder(on_meta) as recorder:
+        functional_call(shell, on_meta, *meta, tie_weights=False)
+    return recorder.parts
 
-    def count_bias(layer: nn.Module, _args: Any, output: Any) -> None:
-        nonlocal additions
-        additions += output.numel()
 
-    biased = [layer for layer in shell.modules() if _adds_bias(layer)]
-    handles = [layer.register_forward_hook(count_bias) for layer in biased]
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without the fused Transformer layers, which add their biases where nobody sees it."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            functional_call(shell, on_meta, *meta, tie_weights=False)
+        yield
     finally:
-        for handle in handles:
-            handle.remove()
-    return (counter.get_total_flops() // 2 + additions) // examples
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _adds_bias(layer: nn.Module) -> bool:
-    convolution = isinstance(layer, nn.modules.conv._ConvNd)
-    return (convolution or isinstance(layer, nn.Linear)) and layer.bias is not None
+class _ProductRecorder(TorchDispatchMode):
+    """Writes down the sizes of each product that PyTorch executes."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.parts: list[Sizes] = []
+        self._vectors = {_storage(value) for value in weights.values() if value.dim() == 1}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        operation = func.overloadpacket
+        if operation in PRODUCTS:
+            self.parts.append(PRODUCTS[operation](args, output))
+        if self._adds_bias(operation, args):
+            self.parts.append(tuple(output.shape))
+        return output
+
+    def _adds_bias(self, operation: Any, args: tuple[Any, ...]) -> bool:
+        if operation is aten.convolution:
+            return args[2] is not None
+        if operation is aten.addmm:
+            return args[0].dim() == 1  # anything larger is a sum of matrices
+        if operation in (aten.add, aten.add_):
+            return any(isinstance(value, Tensor) and _storage(value) in self._vectors for value in args[:2])
+        return False
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _convolution(args: tuple[Any, ...], output: Tensor) -> Sizes:
+    """k * k * in / groups for every output position; transposed, k * k * out / groups for every input position."""
+    images, weight, transposed = args[0], args[1], args[6]
+    return (*(images if transposed else output).shape, *weight.shape[1:])
+
+
+PRODUCTS = {
+    aten.convolution: _convolution,
+    aten.mm: lambda args, output: (*output.shape, args[0].shape[1]),
+    aten.addmm: lambda args, output: (*output.shape, args[1].shape[1]),
+    aten.bmm: lambda args, output: (*output.shape, args[0].shape[2]),
+    aten.baddbmm: lambda args, output: (*output.shape, args[1].shape[2]),
+    aten.mv: lambda args, output: tuple(args[0].shape),
+    aten.dot: lambda args, output: tuple(args[0].shape),
+    aten._trilinear: lambda args, output: (*output.shape, *args[1].shape[1:]),  # nn.Bilinear: weight (out, a, b)
+}

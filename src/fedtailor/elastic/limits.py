@@ -30,7 +30,7 @@ UNITS = {
 }
 EXAMPLES = {"macs": "5M", "params": "100k", "bytes": "2MB", "memory": "20MB", "step_time": "3ms"}
 
-NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s]*)")
+NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2})?)\s*([^\d\s]*)")
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,12 @@ def _check_chain(folder: Path, generation: Generation) -> None:
         )
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the last ``keep`` generations and the best one."""
-    rounds = saved_rounds(folder)
+def prune(folder: Path, current: int, keep: int, best: int | None) -> None:
+    """Remove all but the last ``keep`` generations up to the current one, and the best one.
+
+    Files of later rounds are damaged ones that a resumed run has passed by; it will replace them when it gets there.
+    """
+    rounds = [round for round in saved_rounds(folder) if round <= current]
     for round in rounds[:-keep]:
         if round != best:
             with disk_errors(folder, 0):

@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,10 +32,13 @@ from fedtailor.server.storage import (
     append_file,
     disk_errors,
     in_use,
+    sync_file,
     sync_folder,
     truncate_file,
     write_file,
 )
+
+STRAY_SECONDS = 3600    # younger leftovers may belong to a run that is being made at this moment
 
 
 @dataclass(frozen=True)
@@ -49,3 +53,225 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         require(self.every >= 1, "checkpoint.every", self.every, "at least 1")
         require(self.keep >= 1, "checkpoint.keep", self.keep, "at least 1")
+
+
+class Journal:
+    """The right to write into a run folder, and what was written last. Made by ``create`` or ``open``."""
+
+    def __init__(self, folder: RunFolder, lock: Lock) -> None:
+        self.folder, self.lock = folder, lock
+        self.settings = CheckpointSettings()
+        self.history: list[Row] = []
+        self._device = torch.device("cpu")
+        self._fingerprint: Fingerprint = {}
+        self._saved: tuple[int | None, str] = (None, "")    # round and digest of the newest generation
+        self._metrics, self._metrics_size = hashlib.sha256(), 0
+        self._found: generations.Found | None = None
+        self._at: Checkpoint | None = None
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        texts: Mapping[str, str],
+        fingerprint: Fingerprint,
+        settings: CheckpointSettings,
+        start: Checkpoint,
+    ) -> Journal:
+        """A new folder with these files and the state before the first round; it appears complete or not at all."""
+        if in_use(path):
+            raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
+        if path.exists():
+            raise _exists(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+        with disk_errors(path, 0):
+            part.mkdir(parents=True)
+        try:
+            _remove_strays(path)
+            with disk_errors(path, 0):
+                for name, text in {**texts, LOCK: "", METRICS: ""}.items():
+                    write_file(part / name, [text.encode()])
+                (part / CHECKPOINTS).mkdir()
+            journal = cls(RunFolder(part), Lock(part))
+            journal._take(settings, fingerprint, start)
+            journal.save(start)
+            with disk_errors(path, 0):
+                sync_folder(part)
+                _put_in_place(part, path)
+                sync_folder(path.parent)
+        except FedtailorError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        journal.folder = RunFolder(path)
+        journal.log("started")
+        return journal
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """Lock an existing folder and find its newest good generation; nothing is changed yet."""
+        if not path.is_dir():
+            raise FedtailorError(f"{path}: no such run folder")
+        journal = cls(RunFolder(path), Lock(path))
+        try:
+            journal._found = generations.newest(path / CHECKPOINTS, lambda found: _check_metrics(path, found))
+        except FedtailorError:
+            journal.close()
+            raise
+        return journal
+
+    def begin(
+        self,
+        fingerprint: Fingerprint,
+        settings: CheckpointSettings,
+        device: torch.device,
+        *,
+        allow_drift: bool = False,
+        on_notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Go on from the generation that ``open`` found, if the run is still the run that was saved."""
+        if self._found is None:
+            raise FedtailorError("a journal begins once, after it was opened")
+        generation, path = self._found.generation, self.folder.path
+        changed = differences(generation.header["fingerprint"], fingerprint)
+        if not allow_drift:
+            refuse_drift(path, changed)
+        at = decode_checkpoint(generation.payload, device)
+        with self._advice():
+            generations.clean(path / CHECKPOINTS)
+            truncate_file(path / METRICS, generation.header["metrics_size"])
+            self._take(settings, fingerprint, at, device)
+            kept = (path / METRICS).read_bytes()
+            self._metrics, self._metrics_size = hashlib.sha256(kept), len(kept)
+            self._saved = (generation.round, generation.digest)
+            self.history = self.folder.rows()
+            append_file(path / EVENTS, b"\n")    # ends a line that was cut short
+            self.log("resumed", round=generation.round, refused=self._found.refused, changed=changed)
+        for reason in self._found.refused:
+            on_notice(f"{reason}; going on from round {generation.round}")
+        for line in changed:
+            on_notice(f"changed since the run was saved: {line}")
+        self._found = None
+
+    def _take(
+        self,
+        settings: CheckpointSettings,
+        fingerprint: Fingerprint,
+        at: Checkpoint,
+        device: torch.device | None = None,
+    ) -> None:
+        self.settings, self._fingerprint, self._at = settings, fingerprint, at
+        self._device = device or self._device
+        self.lock.sign(f"process {os.getpid()} on {platform.node()}")
+
+    @property
+    def at(self) -> Checkpoint:
+        """Where the run is."""
+        if self._at is None:
+            raise FedtailorError("the journal has not begun")
+        return self._at
+
+    def record(self, row: Row, at: Checkpoint) -> None:
+        """Add a round: its metrics row, and its state where that is due."""
+        metrics = {key: value for key, value in row.items() if key != "seconds"}
+        line = json.dumps(metrics).encode() + b"\n"
+        with self._advice():
+            append_file(self.folder.path / METRICS, line)
+        self._metrics.update(line)
+        self._metrics_size += len(line)
+        self._at = at
+        self.log("round", round=at.state.round, seconds=row.get("seconds"))
+        better = at.best is not None and at.best.round == at.state.round
+        if better or at.state.round % self.settings.every == 0:
+            self.save(at)
+
+    def save(self, at: Checkpoint) -> None:
+        """Make a generation of the state, if there is none of this round."""
+        before, digest = self._saved
+        if before == at.state.round:
+            return
+        folder = self.folder.path / CHECKPOINTS
+        header = {
+            "round": at.state.round,
+            "parent_round": before,
+            "parent": digest,
+            "metrics_size": self._metrics_size,
+            "metrics_sha256": self._metrics.hexdigest(),
+            "fingerprint": self._fingerprint,
+        }
+        with self._advice():
+            sync_file(self.folder.path / METRICS)    # before the generation that counts its bytes
+            digest = generations.save(folder, header, encode_checkpoint(at))
+            self._saved = (at.state.round, digest)
+            best = None if at.best is None else at.best.round
+            generations.prune(folder, at.state.round, self.settings.keep, best)
+
+    def state_of(self, round: int) -> ServerState:
+        """The state of an earlier round that was kept."""
+        generation = generations.load(self.folder.path / CHECKPOINTS, round)
+        return decode_checkpoint(generation.payload, self._device).state
+
+    def log(self, event: str, **fields: Any) -> None:
+        """Add to ``events.jsonl``: everything that depends on the clock or on chance. Nothing is computed from it."""
+        entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
+        with self._advice():
+            append_file(self.folder.path / EVENTS, json.dumps(entry).encode() + b"\n")
+
+    @contextmanager
+    def _advice(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            round = self._saved[0]
+            if round is None:    # the folder is only being made
+                raise
+            raise StorageError(
+                f"{error}. Round {round} is saved and nothing before it is lost: when there is room again, "
+                f"`fedtailor resume {self.folder.path}` goes on from there"
+            ) from error
+
+    def close(self) -> None:
+        """Let others write."""
+        self.lock.release()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_metrics(path: Path, generation: Generation) -> None:
+    """The rows that were there when a generation was saved must still be there, bit for bit."""
+    try:
+        with (path / METRICS).open("rb") as file:
+            kept = file.read(generation.header["metrics_size"])
+    except OSError as error:
+        raise CorruptError(f"{path / METRICS} cannot be read: {error.strerror or error}") from error
+    if hashlib.sha256(kept).hexdigest() != generation.header["metrics_sha256"]:
+        raise CorruptError(f"{METRICS} is damaged somewhere before the end of round {generation.round}")
+
+
+def _exists(path: Path) -> FedtailorError:
+    return FedtailorError(
+        f"run folder {path} exists already: `fedtailor resume {path}` goes on with it; for a new run choose another name "
+        "(--set name=...) or remove it"
+    )
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    """The rename that makes a run; of two at once, one wins."""
+    try:
+        os.rename(part, path)
+    except OSError as error:
+        if path.exists():
+            raise _exists(path) from error
+        raise
+
+
+def _remove_strays(path: Path) -> None:
+    """Folders of runs that were killed while they were made."""
+    for stray in path.parent.glob(f".{path.name}.*{PART}"):
+        if time.time() - stray.stat().st_mtime > STRAY_SECONDS and not in_use(stray):
+            shutil.rmtree(stray, ignore_errors=True)

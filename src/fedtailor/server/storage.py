@@ -35,6 +35,7 @@ def replace_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes]
     part = path.with_name(path.name + PART)
     needed = sum(memoryview(chunk).nbytes for chunk in chunks)
     with disk_errors(path, needed):
+        remove_file(part)  # of a crash; whoever writes here holds the lock
         try:
             write_file(part, chunks, seal)
             os.replace(part, path)
@@ -58,14 +59,22 @@ def write_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] |
         os.close(descriptor)
 
 
-def append_file(path: Path, data: bytes, *, sync: bool) -> None:
-    """Add to the end of a file."""
+def append_file(path: Path, data: bytes) -> None:
+    """Add to the end of a file; ``sync_file`` makes it durable."""
     with disk_errors(path, len(data)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             _write(descriptor, data)
-            if sync:
-                _sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make all that was written to a file durable."""
+    with disk_errors(path, 0):
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            _sync(descriptor)
         finally:
             os.close(descriptor)
 

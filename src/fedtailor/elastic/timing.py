@@ -1,0 +1,38 @@
+"""How long a training step takes: measured on this machine, not computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.benchmark import Timer
+
+from fedtailor.data.batches import map_tensors
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.memory import Workload
+
+if TYPE_CHECKING:
+    from fedtailor.elastic.model import ElasticModel
+
+SECONDS_PER_MEASUREMENT = 0.2
+
+
+def step_time(model: ElasticModel, cut: Cut, workload: Workload, seconds: float = SECONDS_PER_MEASUREMENT) -> int:
+    """Nanoseconds of one training step (forward, backward, update) of a cut: the median on one thread."""
+    patch = model.cut(model.weights(), cut)
+    weights = patch.values
+    trained = [weights[name].requires_grad_() for name in model.parameters if name in model.trainable]
+    optimiser = torch.optim.SGD(trained, lr=1e-6, momentum=0.9 if workload.optimiser_slots else 0.0)
+    rows = torch.arange(workload.batch_size)
+    batch = map_tensors(model.example, lambda column: column.detach().index_select(0, rows % len(column)))
+
+    def step() -> None:
+        output = model.forward(weights, cut, batch, mode="train")
+        model.objective.loss(output, batch).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        optimiser.zero_grad()
+
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        step()  # the first step makes kernels, buffers and caches
+        median = Timer("step()", globals={"step": step}, num_threads=1).blocked_autorange(min_run_time=seconds).median
+    return round(median * 1e9)

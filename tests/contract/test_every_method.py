@@ -1,0 +1,249 @@
+"""What holds for every method. A new method adds one line to ``SMALLEST`` and gets all of these tests."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+from helpers import Result, bits, cnn_model, differing, held_mask, image_data, run, snapshot
+
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.engines.in_process import InProcess
+from fedtailor.fleet import fleet_by_name
+from fedtailor.method import Method
+from fedtailor.methods import get_method, method_card, method_names
+from fedtailor.round import Dropped, Task, Update
+from fedtailor.server.evaluation import evaluate_tiers
+
+# The smallest settings with which each method shows what it does.
+SMALLEST: dict[str, dict[str, Any]] = {
+    "efd": {},
+    "fedavg": {},
+    "federated-dropout": {"keep": 0.5},
+    "fedrolex": {},
+    "fjord": {},
+    "heterofl": {},
+    "splitmix": {"base": 0.5},
+}
+METHODS_SEEN = 7
+FLEET = "uniform-2"
+LOCAL = LocalTraining(batch_size=4, momentum=0.9, weight_decay=0.01)
+
+
+def test_the_table_covers_every_registered_method():
+    assert sorted(SMALLEST) == method_names()
+    assert len(method_names()) == METHODS_SEEN
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Keeps every task and answer."""
+
+    inner: InProcess
+    seen: list[tuple[Task, Update | Dropped]]
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+        pairs = list(zip(tasks, self.inner.run(tasks), strict=True))
+        self.seen.extend(pairs)
+        yield from (answer for _, answer in pairs)
+
+
+def smallest(name: str) -> Method:
+    return get_method(name)(**{"local": LOCAL, **SMALLEST[name]})
+
+
+MODEL = cnn_model()
+DATA = image_data((6, 5, 7, 4))
+
+
+def two_rounds(method: Method, seed: int = 0, **settings: Any) -> Result:
+    return run(method, MODEL, DATA, FLEET, rounds=2, cohort=3, seed=seed, **settings)
+
+
+@cache
+def reference(name: str) -> tuple[Result, tuple[tuple[Task, Update | Dropped], ...]]:
+    """Two rounds, run once, and all that passed through the engine."""
+    seen: list[tuple[Task, Update | Dropped]] = []
+    return two_rounds(smallest(name), engine=lambda inner: Watching(inner, seen)), tuple(seen)
+
+
+every_method = pytest.mark.parametrize("name", method_names())
+
+
+@every_method
+def test_two_rounds_run_and_nobody_is_refused(name):
+    result, seen = reference(name)
+    assert result.state.round == 2
+    assert [row["clients"] for row in result.rows] == [3, 3]
+    assert [row["refused"] for row in result.rows] == [{}, {}]
+    assert sum(task.action == "train" for task, _ in seen) == 6
+    assert result.rows[-1]["tiers"].keys() == {"0.5", "1"}
+    assert differing(result.state.weights, smallest(name).init(MODEL).weights) != set()
+    assert all(bool(value.isfinite().all()) for value in result.state.weights.values())
+
+
+@every_method
+def test_it_pickles_and_the_copy_does_the_same(name):
+    method = smallest(name)
+    loaded = pickle.loads(pickle.dumps(method))
+    assert loaded == method
+    assert differing(two_rounds(loaded).state.weights, reference(name)[0].state.weights) == set()
+
+
+@every_method
+def test_it_is_rebuilt_from_its_fields_and_does_the_same(name):
+    method = smallest(name)
+    fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    rebuilt = get_method(name)(**fields)
+    assert rebuilt == method
+    assert differing(two_rounds(rebuilt).state.weights, reference(name)[0].state.weights) == set()
+
+
+@every_method
+def test_it_holds_numbers_only(name):
+    """A method is frozen, a run leaves no trace on it, and its settings are plain values."""
+    method = smallest(name)
+    before = copy.deepcopy(vars(method))
+    two_rounds(method)
+    assert vars(method) == before
+    assert vars(method).keys() == {field.name for field in dataclasses.fields(method)}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.align = 2  # type: ignore[misc]
+    assert not any(isinstance(value, torch.Tensor) for value in vars(method).values())
+
+
+@every_method
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(name):
+    first = reference(name)[0]
+    torch.manual_seed(123)  # the global generator is nobody's business
+    second, other = two_rounds(smallest(name)), two_rounds(smallest(name), seed=1)
+    assert differing(first.state.weights, second.state.weights) == set()
+    assert [{**row, "seconds": 0} for row in first.rows] == [{**row, "seconds": 0} for row in second.rows]
+    assert differing(first.state.weights, other.state.weights) != set()
+
+
+@dataclass(frozen=True)
+class Backwards:
+    inner: InProcess
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+        yield from reversed(list(self.inner.run(list(reversed(tasks)))))
+        assert len(tasks) < 10
+
+
+@every_method
+def test_the_order_in_which_clients_work_and_answer_does_not_matter(name):
+    def shuffled(inner: InProcess) -> Any:
+        class Reversed:
+            def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+                yield from inner.run(list(reversed(tasks)))
+
+        return Reversed()
+
+    other = two_rounds(smallest(name), engine=shuffled)
+    assert differing(other.state.weights, reference(name)[0].state.weights) == set()
+
+
+@every_method
+def test_only_coordinates_that_a_client_sent_change(name):
+    seen: list[tuple[Task, Update | Dropped]] = []
+    method = smallest(name)
+    before = method.init(MODEL).weights
+    after = run(method, MODEL, DATA, FLEET, rounds=1, cohort=2, engine=lambda e: Watching(e, seen)).state.weights
+    updates = [answer for _, answer in seen if isinstance(answer, Update)]
+    sent = {tensor for update in updates for tensor in update.patch.values}
+    assert differing(before, after) <= sent
+    for tensor in differing(before, after) & set(MODEL.weights()):
+        held = torch.zeros_like(before[tensor], dtype=torch.bool)
+        for update in updates:
+            if tensor in update.patch.values:
+                held |= held_mask(MODEL, update.patch.cut, tensor)
+        assert bits(before[tensor][~held]) == bits(after[tensor][~held]), tensor
+
+
+@every_method
+def test_clients_send_no_more_than_they_were_leased(name):
+    for task, answer in reference(name)[1]:
+        assert isinstance(answer, Update)
+        assert set(answer.patch.values) == set(task.reply.names)
+        assert task.reply.cut.holds(answer.patch.cut)
+        for tensor, value in answer.patch.values.items():
+            assert not value.requires_grad
+            leased = task.patch.values.get(tensor)
+            if leased is not None:
+                assert value.dtype == leased.dtype
+                assert all(one <= other for one, other in zip(value.shape, leased.shape, strict=True))
+
+
+@every_method
+def test_types_and_shapes_of_the_state_never_change(name):
+    before, after = smallest(name).init(MODEL).weights, reference(name)[0].state.weights
+    assert set(before) <= set(after)
+    for tensor, value in before.items():
+        assert (after[tensor].dtype, after[tensor].shape) == (value.dtype, value.shape), tensor
+
+
+@every_method
+def test_neither_the_module_nor_the_old_state_is_written_to(name):
+    method = smallest(name)
+    module, state = snapshot(MODEL.weights()), method.init(MODEL)
+    start = snapshot(state.weights)
+    updates = [answer for task, answer in reference(name)[1] if task.round == 0 and task.action == "train"]
+    method.merge(state, updates, MODEL)
+    assert snapshot(state.weights) == start
+    two_rounds(method)
+    assert snapshot(MODEL.weights()) == module
+
+
+@every_method
+def test_evaluation_does_not_change_the_state(name):
+    method, state = smallest(name), reference(name)[0].state
+    before = snapshot(state.weights)
+    tiers = fleet_by_name(FLEET).tiers
+    first = evaluate_tiers(method, state, tiers, MODEL, DATA.test)
+    assert first == evaluate_tiers(method, state, tiers, MODEL, DATA.test) == reference(name)[0].rows[-1]["tiers"]
+    assert snapshot(state.weights) == before
+
+
+@every_method
+def test_an_empty_round_changes_the_round_alone(name):
+    method = smallest(name)
+    state = method.init(MODEL)
+    after = method.merge(state, [], MODEL)
+    assert after.round == state.round + 1
+    assert differing(after.weights, state.weights) == set()
+
+
+@every_method
+def test_what_is_deployed_runs_by_itself(name):
+    method, state = smallest(name), reference(name)[0].state
+    for tier in fleet_by_name(FLEET).tiers:
+        patches = method.deploy(state, tier.budget, MODEL).patches
+        assert patches
+        for patch in patches:
+            module = MODEL.build(patch).eval()
+            output = module(DATA.test.take(torch.arange(3))[0])
+            assert output.shape == (3, 4)
+            assert bool(output.isfinite().all())
+
+
+@every_method
+def test_it_has_a_card_with_front_matter(name):
+    card = method_card(name)
+    file = resources.files("fedtailor.methods") / "cards" / f"{get_method(name).__module__.rpartition('.')[2]}.md"
+    assert file.is_file(), f"write {file}"
+    _, front, body = card.split("---\n", 2)
+    keys = dict(line.split(":", 1) for line in front.strip().splitlines())
+    assert keys.keys() >= {"name", "summary", "paper"}
+    assert name in keys["name"]
+    for field in dataclasses.fields(get_method(name)):
+        if field.name not in {item.name for item in dataclasses.fields(Method)}:
+            assert f"`{field.name}`" in body, f"{file} says nothing about the setting {field.name}"
