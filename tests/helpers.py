@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -94,10 +95,13 @@ def with_nan_inputs(data: FederatedData, client: int) -> FederatedData:
     return replace(data, train=Examples.of(inputs, labels))
 
 
+@cache
 def cnn_model(first: int = 4, second: int = 6, classes: int = CLASSES) -> ElasticModel:
+    """Traced once for all tests: copy the module before you write to it."""
     return elastic(tiny_cnn(first, second, classes), images(2, classes).take(torch.arange(2)))
 
 
+@cache
 def mlp_model(hidden: int = 8) -> ElasticModel:
     return elastic(tiny_mlp(hidden), vectors(2).take(torch.arange(2)))
 
@@ -170,7 +174,7 @@ def run(
     """``run_rounds`` on a small scale; ``engine`` may wrap the in-process one."""
     rows: list[Row] = []
     inner = InProcess(method, model, data)
-    state = run_rounds(
+    end = run_rounds(
         method,
         model,
         data,
@@ -180,7 +184,7 @@ def run(
         Seeds(seed),
         lambda row, _state: rows.append(copy.deepcopy(row)),
     )
-    return Result(state, rows)
+    return Result(end.state, rows)
 
 
 @dataclass(frozen=True)

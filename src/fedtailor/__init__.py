@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedtailor.method import Method as Method
     from fedtailor.methods import register as register
     from fedtailor.run import Run as Run
+    from fedtailor.run import resume as resume
     from fedtailor.run import train as train
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "Run": "fedtailor.run",
     "elastic": "fedtailor.elastic",
     "register": "fedtailor.methods",
+    "resume": "fedtailor.run",
     "train": "fedtailor.run",
 }
 

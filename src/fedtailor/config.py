@@ -20,7 +20,9 @@ from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
 from fedtailor.methods import get_method
+from fedtailor.server.journal import CheckpointSettings
 from fedtailor.server.loop import RoundSettings
+from fedtailor.server.stopping import Stopping
 
 Table = dict[str, Any]
 S = TypeVar("S")
@@ -49,6 +51,8 @@ class RunConfig:
     fleet: FleetSettings = field(default_factory=FleetSettings)
     method: Table = field(default_factory=lambda: {"name": "heterofl"})
     training: Table = field(default_factory=dict)
+    stopping: Stopping = field(default_factory=Stopping)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
 
     def __post_init__(self) -> None:
         allowed = self.name.replace("-", "").replace("_", "").replace(".", "")
@@ -66,7 +70,7 @@ class RunConfig:
     @property
     def round_settings(self) -> RoundSettings:
         """The part that the round loop reads."""
-        return RoundSettings(self.rounds, self.clients_per_round, self.evaluate_every)
+        return RoundSettings(self.rounds, self.clients_per_round, self.evaluate_every, self.stopping)
 
     def build_method(self) -> Method:
         """The method with its settings; what [training] does not say is the method's own default."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fedtailor.client.losses import Loss, Metric, Objective
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import RunConfig, to_toml, validated
+from fedtailor.config import RunConfig, load_config, to_toml, validated
 from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import DataSettings, FederatedData, federate
 from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.switchable import Switchable, switchable
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, fleet_by_name
@@ -27,13 +31,20 @@ from fedtailor.fleet.names import build_fleet
 from fedtailor.method import Method
 from fedtailor.methods import get_method
 from fedtailor.models import build_model
+from fedtailor.models.pretrained import load_pretrained
 from fedtailor.round import Deployed, ServerState
+from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.evaluation import calibrate
-from fedtailor.server.loop import RoundSettings, Row, run_rounds
-from fedtailor.server.run_folder import RunFolder, describe_environment
+from fedtailor.server.fingerprint import Fingerprint, describe_environment, fingerprint
+from fedtailor.server.journal import CheckpointSettings, Journal, Unsaved
+from fedtailor.server.loop import RoundSettings, Row, first_checkpoint, run_rounds
+from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, RunFolder
 from fedtailor.server.seeds import Seeds
+from fedtailor.server.stopping import Stopping
 
 OnRow = Callable[[Row], None]
+OnNotice = Callable[[str], None]
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -47,11 +58,12 @@ class Run:
     state: ServerState
     history: tuple[Row, ...]
     seeds: Seeds
+    best_round: int | None = None  # among those that were evaluated
 
     @property
     def tiers(self) -> dict[str, dict[str, float]]:
         """Loss and metrics of every tier at the end."""
-        return dict(self.history[-1]["tiers"])
+        return dict(next(row for row in self.history if row["round"] == self.state.round)["tiers"])
 
     def deploy(self, budget: Budget) -> Deployed:
         """The pieces for a device of this budget, their norms calibrated where the method needs it."""
@@ -65,8 +77,19 @@ class Run:
         wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
         deployed = self.deploy(wanted)
         if len(deployed.patches) > 1:
-            raise FedtailorError(f"{self.method.name} deploys an ensemble of {len(deployed.patches)} networks: use deploy")
+            raise FedtailorError(
+                f"{self.method.name} deploys an ensemble of {len(deployed.patches)} networks: use deploy"
+            )
         return self.model.build(deployed.patches[0]).eval()
+
+    def switchable(self) -> Switchable:
+        """One module for inference that can run at the width of every tier: ``network.switch(0.4)``."""
+        deployed = [self.deploy(tier.budget) for tier in self.fleet.tiers]
+        if any(len(each.patches) > 1 for each in deployed):
+            raise FedtailorError(
+                f"{self.method.name} deploys ensembles of networks, not nested widths of one"
+            )
+        return switchable(self.model, [each.patches[0] for each in deployed])
 
     def save(self, folder: RunFolder) -> None:
         """Write the final weights into a run folder."""
@@ -89,17 +112,33 @@ def train(
     seed: int = 0,
     threads: int = 1,
     on_row: OnRow | None = None,
+    stopping: Stopping | Mapping[str, Any] | None = None,
+    checkpoint: CheckpointSettings | Mapping[str, Any] | None = None,
+    folder: Path | str | None = None,
+    resume: bool = False,
 ) -> Run:
     """Train ``module`` over a fleet of unequal devices; the module itself is left as it is.
 
     ``data`` is federated data or the name of a data set, ``fleet`` and ``method`` are objects or names. A pretrained
     module is a valid start. ``loss(output, batch)`` and ``metrics`` replace cross-entropy and accuracy.
+    With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     """
     prepared = prepare(
-        module, data, fleet, method, RoundSettings(rounds, clients_per_round, evaluate_every),
+        module, data, fleet, method,
+        RoundSettings(rounds, clients_per_round, evaluate_every, _settings(Stopping, stopping, "stopping")),
         training=training, loss=loss, metrics=metrics, device=device, seed=seed,
-    )    # fmt: skip
-    return prepared.start(threads, on_row)
+    )  # fmt: skip
+    if folder is None:
+        return prepared.start(threads, on_row)
+    path, saving = Path(folder), _settings(CheckpointSettings, checkpoint, "checkpoint")
+    texts = {ENVIRONMENT: _environment(prepared, threads)}
+    with Journal.open(path) if resume and path.exists() else Journal.create(path, texts) as journal:
+        journal.begin(prepared.fingerprint(threads), saving, prepared.first_checkpoint(), prepared.device)
+        return prepared.start(threads, on_row, journal)
+
+
+def _settings(kind: type[S], given: S | Mapping[str, Any] | None, name: str) -> S:
+    return validated(kind, given or {}, name) if given is None or isinstance(given, Mapping) else given
 
 
 @dataclass(frozen=True)
@@ -113,21 +152,57 @@ class Prepared:
     settings: RoundSettings
     seeds: Seeds
 
-    def start(self, threads: int = 1, on_row: OnRow | None = None) -> Run:
-        """Run all rounds."""
-        history: list[Row] = []
+    def start(self, threads: int = 1, on_row: OnRow | None = None, journal: Journal | None = None) -> Run:
+        """Run the rounds that are left; what ``on_row`` is shown is in the journal already."""
+        kept = journal or Unsaved(self.first_checkpoint())
+        history = list(kept.history)
 
-        def note(row: Row, _state: ServerState) -> None:
+        def note(row: Row, at: Checkpoint) -> None:
             history.append(row)
+            kept.record(row, at)
             if on_row is not None:
                 on_row(row)
+            kept.stop_if_asked(at)
 
         engine = InProcess(self.method, self.model, self.data)
-        with torch_threads(threads):
-            state = run_rounds(
-                self.method, self.model, self.data, self.fleet, engine, self.settings, self.seeds, note
-            )
-        return Run(self.method, self.model, self.data, self.fleet, state, tuple(history), self.seeds)
+        with torch_threads(threads), kept.until_asked_to_stop():
+            at = run_rounds(
+                self.method, self.model, self.data, self.fleet, engine, self.settings, self.seeds, note, kept.at
+            )  # fmt: skip
+        best, state = at.best.round if at.best else None, at.state
+        if best is not None and self.settings.stopping.restore_best:
+            state = kept.state_of(best)
+        run = Run(self.method, self.model, self.data, self.fleet, state, tuple(history), self.seeds, best)
+        if journal is not None:
+            journal.finish(at, run.save)
+        return run
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(iter(self.model.module.parameters())).device
+
+    def first_checkpoint(self) -> Checkpoint:
+        """Where the run starts."""
+        return first_checkpoint(self.method, self.model)
+
+    def fingerprint(self, threads: int, config: RunConfig | None = None) -> Fingerprint:
+        """All that must be the same when the run goes on; a run without a config is told by its objects."""
+        if config is not None:
+            table = tomllib.loads(to_toml(config))
+            settings = {key: value for key, value in table.items() if key not in ("name", "checkpoint")}
+        else:
+            settings = {
+                "rounds": dataclasses.asdict(self.settings),
+                "seed": self.seeds.root,
+                "method": {"name": type(self.method).__qualname__, **dataclasses.asdict(self.method)},
+                "fleet": repr(self.fleet),
+            }
+        return fingerprint(settings, self.method, self.model, self.data, threads)
+
+
+def _environment(prepared: Prepared, threads: int) -> str:
+    return json.dumps(describe_environment(threads, str(prepared.device)), indent=2) + "\n"
 
 
 def prepare(
@@ -163,18 +238,24 @@ def prepare(
     return Prepared(chosen, model, data, fleet, settings, seeds)
 
 
-def check(method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, settings: RoundSettings) -> None:
+def check(
+    method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, settings: RoundSettings
+) -> None:
     """What would fail in the middle of a run fails here, in one sentence."""
     if settings.clients_per_round > data.num_clients:
         raise FedtailorError(
-            f"clients_per_round = {settings.clients_per_round}: expected at most {data.num_clients}, the number of clients"
+            f"clients_per_round = {settings.clients_per_round}: "
+            f"expected at most {data.num_clients}, the number of clients"
         )
     fleet.counts(data.num_clients)
+    settings.stopping.check_tier([tier.name for tier in fleet.tiers])
     if model.statistics and method.local.batch_size == 1:
         raise FedtailorError("training.batch_size = 1: batch norm needs at least 2 examples in a batch")
     if model.statistics and data.sizes.min() < 2:
         client = int(data.sizes.argmin())
-        raise FedtailorError(f"client {client} has one example: batch norm needs at least 2; raise data.min_examples")
+        raise FedtailorError(
+            f"client {client} has one example: batch norm needs at least 2; raise data.min_examples"
+        )
     outputs = [model.groups.widths[group] for group in model.groups.outputs]
     if data.num_classes and outputs and max(outputs) < data.num_classes:
         raise FedtailorError(
@@ -210,28 +291,51 @@ def prepare_config(config: RunConfig) -> Prepared:
     """Everything that a configuration asks for, checked and ready."""
     seeds = Seeds(config.seed)
     data = federate(load_dataset(config.data.dataset, **config.data.options), config.data, seeds)
-    options = {key: value for key, value in config.model.items() if key != "name"}
+    options = {key: value for key, value in config.model.items() if key not in ("name", "weights")}
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
         module = build_model(config.model["name"], input_shape=shape, num_classes=data.num_classes, **options)
+    if "weights" in config.model:
+        load_pretrained(module, Path(config.model["weights"]))
     return prepare(
         module, data, build_fleet(config.fleet), config.build_method(), config.round_settings,
         device=config.device, seed=config.seed,
-    )    # fmt: skip
+    )  # fmt: skip
 
 
 def run_config(config: RunConfig, path: Path, on_row: OnRow | None = None) -> Run:
     """Run a configuration and write its folder; nothing is written unless the run can start."""
     prepared = prepare_config(config)
-    device = str(next(iter(prepared.model.module.parameters())).device)
-    folder = RunFolder.create(path, to_toml(config), describe_environment(config.threads, device))
+    texts = {CONFIG: to_toml(config), ENVIRONMENT: _environment(prepared, config.threads)}
+    with Journal.create(path, texts) as journal:
+        mark = prepared.fingerprint(config.threads, config)
+        journal.begin(mark, config.checkpoint, prepared.first_checkpoint(), prepared.device)
+        return prepared.start(config.threads, on_row, journal)
 
-    def note(row: Row) -> None:
-        folder.append(row)
-        if on_row is not None:
-            on_row(row)
 
-    run = prepared.start(config.threads, note)
-    run.save(folder)
-    return run
+def resume(
+    path: Path | str,
+    *,
+    allow_drift: bool = False,
+    on_row: OnRow | None = None,
+    on_notice: OnNotice = warnings.warn,
+) -> Run:
+    """Go on with a run that was interrupted, after its last saved round; the result is the same, bit for bit.
+
+    A run whose config, model, data, versions or threads have changed is refused, unless ``allow_drift``.
+    A run that has come to its end is returned as it is.
+    """
+    with Journal.open(Path(path)) as journal:
+        file = journal.folder.path / CONFIG
+        if not file.is_file():
+            raise FedtailorError(
+                f"{path} was started from Python: call train again with the same arguments and resume=True"
+            )
+        config = load_config(file)
+        prepared = prepare_config(config)
+        journal.begin(
+            prepared.fingerprint(config.threads, config), config.checkpoint, prepared.first_checkpoint(),
+            prepared.device, allow_drift=allow_drift, on_notice=on_notice,
+        )  # fmt: skip
+        return prepared.start(config.threads, on_row, journal)

@@ -56,7 +56,7 @@ def test_run_writes_its_folder_and_shows_every_tier(folder, monkeypatch, capsys)
     assert "round 2/2" in shown.err  # plain lines where there is no terminal
     rows = [json.loads(line) for line in (folder / "runs/small/metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
-    for key in ("tiers", "bytes_up", "bytes_down", "macs", "clients", "seconds", "refused"):
+    for key in ("tiers", "bytes_up", "bytes_down", "macs", "clients", "refused"):
         assert key in rows[-1]
     assert set(rows[-1]["tiers"]["1"]) == {"loss", "accuracy"}
     environment = json.loads((folder / "runs/small/environment.json").read_text())

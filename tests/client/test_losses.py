@@ -58,7 +58,9 @@ def test_absent_rows_of_the_classifier_get_no_gradient():
     layer = nn.Linear(6, 5).double()
     present = presence([1, 4], 5)
     labels = torch.tensor([1, 4, 4])
-    cross_entropy(mask_absent_labels(layer(torch.randn(3, 6).double()), present), (torch.empty(0), labels)).backward()
+    cross_entropy(
+        mask_absent_labels(layer(torch.randn(3, 6).double()), present), (torch.empty(0), labels)
+    ).backward()
     for gradient in (layer.weight.grad, layer.bias.grad):
         assert torch.equal(gradient[~present], torch.zeros_like(gradient[~present]))
         assert (gradient[present] != 0).all()
@@ -81,7 +83,9 @@ def test_masks_on_sequences_are_masks_of_the_last_axis():
     assert mask_absent_labels(logits, presence([1, 2], 4)).sum(dim=(0, 1)).tolist() == [0, 6, 6, 0]
 
 
-@pytest.mark.parametrize("batch", [lambda y: (torch.empty(0), y), lambda y: {"x": torch.empty(0), "label": y}])
+@pytest.mark.parametrize(
+    "batch", [lambda y: (torch.empty(0), y), lambda y: {"x": torch.empty(0), "label": y}]
+)
 def test_cross_entropy_of_classes_and_of_sequences(batch):
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(6, 4, generator=generator), torch.tensor([0, 1, 2, 3, 0, 1])

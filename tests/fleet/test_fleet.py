@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from fractions import Fraction as F
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -23,26 +23,26 @@ def sizes(count: int) -> np.ndarray:
     return np.arange(1, count + 1)
 
 
-def shape(fleet: Fleet) -> list[tuple[str, F, F]]:
-    return [(tier.name, F(tier.budget.width), tier.share) for tier in fleet.tiers]
+def shape(fleet: Fleet) -> list[tuple[str, Fraction, Fraction]]:
+    return [(tier.name, Fraction(tier.budget.width), tier.share) for tier in fleet.tiers]
 
 
 NAMED = {
-    "uniform-5": [("0.2", F(1, 5), F(1, 5)), ("0.4", F(2, 5), F(1, 5)), ("0.6", F(3, 5), F(1, 5)),
-                  ("0.8", F(4, 5), F(1, 5)), ("1", F(1), F(1, 5))],
-    "uniform-3": [("1/3", F(1, 3), F(1, 3)), ("2/3", F(2, 3), F(1, 3)), ("1", F(1), F(1, 3))],
-    "uniform-1": [("1", F(1), F(1))],
-    "a1-b1-c1-d1-e1": [("e", F(1, 16), F(1, 5)), ("d", F(1, 8), F(1, 5)), ("c", F(1, 4), F(1, 5)),
-                       ("b", F(1, 2), F(1, 5)), ("a", F(1), F(1, 5))],
-    "a1-e9": [("e", F(1, 16), F(9, 10)), ("a", F(1), F(1, 10))],
-    "e3-a1": [("e", F(1, 16), F(3, 4)), ("a", F(1), F(1, 4))],
-    "c7": [("c", F(1, 4), F(1))],
-    "high": [("0.5", F(1, 2), F(1, 5)), ("0.75", F(3, 4), F(3, 10)), ("1", F(1), F(1, 2))],
-    "low": [("0.5", F(1, 2), F(1, 2)), ("0.75", F(3, 4), F(3, 10)), ("1", F(1), F(1, 5))],
-    "two-25-75": [("0.25", F(1, 4), F(3, 4)), ("1", F(1), F(1, 4))],
-    "equal": [("1", F(1), F(1))],
-    "equal-0.25": [("0.25", F(1, 4), F(1))],
-    "equal-1/3": [("1/3", F(1, 3), F(1))],
+    "uniform-5": [("0.2", Fraction(1, 5), Fraction(1, 5)), ("0.4", Fraction(2, 5), Fraction(1, 5)), ("0.6", Fraction(3, 5), Fraction(1, 5)),
+                  ("0.8", Fraction(4, 5), Fraction(1, 5)), ("1", Fraction(1), Fraction(1, 5))],
+    "uniform-3": [("1/3", Fraction(1, 3), Fraction(1, 3)), ("2/3", Fraction(2, 3), Fraction(1, 3)), ("1", Fraction(1), Fraction(1, 3))],
+    "uniform-1": [("1", Fraction(1), Fraction(1))],
+    "a1-b1-c1-d1-e1": [("e", Fraction(1, 16), Fraction(1, 5)), ("d", Fraction(1, 8), Fraction(1, 5)), ("c", Fraction(1, 4), Fraction(1, 5)),
+                       ("b", Fraction(1, 2), Fraction(1, 5)), ("a", Fraction(1), Fraction(1, 5))],
+    "a1-e9": [("e", Fraction(1, 16), Fraction(9, 10)), ("a", Fraction(1), Fraction(1, 10))],
+    "e3-a1": [("e", Fraction(1, 16), Fraction(3, 4)), ("a", Fraction(1), Fraction(1, 4))],
+    "c7": [("c", Fraction(1, 4), Fraction(1))],
+    "high": [("0.5", Fraction(1, 2), Fraction(1, 5)), ("0.75", Fraction(3, 4), Fraction(3, 10)), ("1", Fraction(1), Fraction(1, 2))],
+    "low": [("0.5", Fraction(1, 2), Fraction(1, 2)), ("0.75", Fraction(3, 4), Fraction(3, 10)), ("1", Fraction(1), Fraction(1, 5))],
+    "two-25-75": [("0.25", Fraction(1, 4), Fraction(3, 4)), ("1", Fraction(1), Fraction(1, 4))],
+    "equal": [("1", Fraction(1), Fraction(1))],
+    "equal-0.25": [("0.25", Fraction(1, 4), Fraction(1))],
+    "equal-1/3": [("1/3", Fraction(1, 3), Fraction(1))],
 }  # fmt: skip
 
 
@@ -64,14 +64,18 @@ def test_every_example_of_a_name_is_one():
 
 
 def test_drop_scale_moves_devices_to_the_top_tier():
-    assert [share for _, _, share in shape(fleet_by_name("uniform-5", drop_scale=0.5))] == [F(1, 10)] * 4 + [F(6, 10)]
+    assert [share for _, _, share in shape(fleet_by_name("uniform-5", drop_scale=0.5))] == [
+        Fraction(1, 10)
+    ] * 4 + [Fraction(6, 10)]
     assert shape(fleet_by_name("uniform-5", drop_scale=1)) == NAMED["uniform-5"]
     assert fleet_by_name("uniform-5", drop_scale=0.5).counts(100) == [10, 10, 10, 10, 60]
 
 
 @pytest.mark.parametrize("scale", [0, -0.5, 1.5, math.nan, math.inf])
 def test_drop_scales_that_are_none(scale):
-    with pytest.raises(FedtailorError, match=r"fleet.drop_scale = .*: expected a number above 0 and at most 1"):
+    with pytest.raises(
+        FedtailorError, match=r"fleet.drop_scale = .*: expected a number above 0 and at most 1"
+    ):
         fleet_by_name("uniform-5", drop_scale=scale)
 
 
@@ -112,12 +116,12 @@ def test_counts(name, clients, counts):
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 200))
 def test_counts_are_shares_to_within_one_client(shares, extra):
-    fleet = Fleet(tuple(Tier(str(n), Budget(width=1), F(share)) for n, share in enumerate(shares)))
+    fleet = Fleet(tuple(Tier(str(n), Budget(width=1), Fraction(share)) for n, share in enumerate(shares)))
     clients = len(shares) + extra
     counts = fleet.counts(clients)
     assert sum(counts) == clients
     assert min(counts) >= 1
-    exact = [F(share * clients, sum(shares)) for share in shares]
+    exact = [Fraction(share * clients, sum(shares)) for share in shares]
     if all(share >= 1 for share in exact):
         assert all(abs(count - share) < 1 for count, share in zip(counts, exact, strict=True))
 
@@ -152,18 +156,30 @@ def test_a_dynamic_fleet_may_have_fewer_clients_than_tiers():
 
 def test_flops_ranges_give_every_client_a_limit_of_its_own():
     fleet = fleet_by_name("flops-0.04-0.64")
-    assert fleet.macs_range == (F(1, 25), F(16, 25))
-    assert [tier.budget.macs for tier in fleet.tiers] == [F(4, 100), F(19, 100), F(34, 100), F(49, 100), F(64, 100)]
-    assert [tier.name for tier in fleet.tiers] == ["0.04 flops", "0.19 flops", "0.34 flops", "0.49 flops", "0.64 flops"]
+    assert fleet.macs_range == (Fraction(1, 25), Fraction(16, 25))
+    assert [tier.budget.macs for tier in fleet.tiers] == [
+        Fraction(4, 100),
+        Fraction(19, 100),
+        Fraction(34, 100),
+        Fraction(49, 100),
+        Fraction(64, 100),
+    ]
+    assert [tier.name for tier in fleet.tiers] == [
+        "0.04 flops",
+        "0.19 flops",
+        "0.34 flops",
+        "0.49 flops",
+        "0.64 flops",
+    ]
     population = fleet.capacity(sizes(2000), 0, SEEDS)
-    limits = [F(client.budget.macs) for client in population]
-    assert all(F(4, 100) <= limit <= F(64, 100) for limit in limits)
+    limits = [Fraction(client.budget.macs) for client in population]
+    assert all(Fraction(4, 100) <= limit <= Fraction(64, 100) for limit in limits)
     assert len(set(limits)) > 1900
     assert abs(float(sum(limits)) / 2000 - 0.34) < 5 * 0.6 / math.sqrt(12 * 2000)
-    edges = {tier.name: F(tier.budget.macs) for tier in fleet.tiers}
+    edges = {tier.name: Fraction(tier.budget.macs) for tier in fleet.tiers}
     for client in population:
         assert client.budget.limits.keys() == {"macs"}
-        affordable = [name for name, edge in edges.items() if edge <= F(client.budget.macs)]
+        affordable = [name for name, edge in edges.items() if edge <= Fraction(client.budget.macs)]
         assert client.tier == affordable[-1]
 
 
@@ -180,8 +196,10 @@ def test_flops_are_static_unless_dynamic():
 
 def test_a_range_without_extent_is_one_tier():
     fleet = fleet_by_name("flops-0.5-0.5")
-    assert [(tier.name, tier.budget.macs, tier.share) for tier in fleet.tiers] == [("0.5 flops", F(1, 2), 1)]
-    assert {client.budget.macs for client in fleet.capacity(sizes(5), 0, SEEDS)} == {F(1, 2)}
+    assert [(tier.name, tier.budget.macs, tier.share) for tier in fleet.tiers] == [
+        ("0.5 flops", Fraction(1, 2), 1)
+    ]
+    assert {client.budget.macs for client in fleet.capacity(sizes(5), 0, SEEDS)} == {Fraction(1, 2)}
 
 
 # One's own tiers
@@ -194,7 +212,11 @@ def test_own_tiers():
         {"name": "server", "bytes": 4096, "width": 1},
     ]
     fleet = build_fleet(FleetSettings(tiers=tiers))
-    assert [(tier.name, tier.share) for tier in fleet.tiers] == [("phone", F(3)), ("tier 1", F(1, 2)), ("server", F(1))]
+    assert [(tier.name, tier.share) for tier in fleet.tiers] == [
+        ("phone", Fraction(3)),
+        ("tier 1", Fraction(1, 2)),
+        ("server", Fraction(1)),
+    ]
     assert [tier.budget for tier in fleet.tiers] == [
         Budget(width="1/4", params=100_000), Budget(macs="1/2"), Budget(width=1, bytes=4096)
     ]  # fmt: skip
@@ -243,7 +265,7 @@ def test_a_fleet_needs_a_tier_and_tiers_a_share():
     with pytest.raises(FedtailorError, match=r"fleet.tiers = \[\]: expected at least one tier"):
         Fleet(())
     with pytest.raises(FedtailorError, match="share of tier x = .*: expected a number above 0"):
-        Fleet((Tier("x", Budget(width=1), F(0)),))
+        Fleet((Tier("x", Budget(width=1), Fraction(0)),))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +310,12 @@ def test_capacity_is_static_or_dynamic():
 def test_a_population_is_a_sequence_of_clients():
     population = fleet_by_name("uniform-2").capacity(np.array([5, 6, 7, 8]), 0, SEEDS)
     low, high = Budget(width="1/2"), Budget(width=1)
-    clients = [Client(0, "0.5", low, 5), Client(1, "0.5", low, 6), Client(2, "1", high, 7), Client(3, "1", high, 8)]
+    clients = [
+        Client(0, "0.5", low, 5),
+        Client(1, "0.5", low, 6),
+        Client(2, "1", high, 7),
+        Client(3, "1", high, 8),
+    ]
     assert list(population) == clients
     assert [population[index] for index in (-1, -4, 2)] == [clients[-1], clients[-4], clients[2]]
     assert population[1:3] == clients[1:3]

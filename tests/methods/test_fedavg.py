@@ -6,6 +6,17 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
+
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.data.federated import FederatedData
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.cut import Cut
+from fedtailor.errors import FedtailorError
+from fedtailor.method import Method
+from fedtailor.methods import get_method, method_card, method_names, register
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.server.seeds import Seeds
 from helpers import (
     bits,
     client,
@@ -20,17 +31,6 @@ from helpers import (
     vector_data,
     vectors,
 )
-from torch.nn.functional import cross_entropy
-
-from fedtailor.client.sgd import LocalTraining
-from fedtailor.data.federated import FederatedData
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
-from fedtailor.errors import FedtailorError
-from fedtailor.method import Method
-from fedtailor.methods import get_method, method_card, method_names, register
-from fedtailor.methods.fedavg import FedAvg
-from fedtailor.server.seeds import Seeds
 
 FULL_BATCH = LocalTraining(lr=0.5, batch_size=1000)
 

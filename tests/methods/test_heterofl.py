@@ -5,6 +5,19 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.data.batches import Examples
+from fedtailor.elastic import elastic
+from fedtailor.elastic.budget import Budget, fit
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet import fleet_by_name
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.heterofl import HeteroFL
+from fedtailor.server.evaluation import evaluate_tiers
+from fedtailor.server.seeds import Seeds
 from helpers import (
     CLASSES,
     CONV1,
@@ -27,23 +40,12 @@ from helpers import (
     vector_data,
     vectors,
 )
-from torch import nn
-from torch.nn.functional import cross_entropy
-
-from fedtailor.client.sgd import LocalTraining
-from fedtailor.data.batches import Examples
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget, fit
-from fedtailor.errors import FedtailorError
-from fedtailor.fleet import fleet_by_name
-from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.heterofl import HeteroFL
-from fedtailor.server.evaluation import evaluate_tiers
-from fedtailor.server.seeds import Seeds
 
 LEVELS = {"a": "1", "b": "1/2", "c": "1/4", "d": "1/8", "e": "1/16"}
 PLAIN = {"masked_loss": False, "label_rows": False}
-TRAINABLE = {f"{layer}.{kind}" for layer in (CONV1, NORM1, CONV2, NORM2, LINEAR) for kind in ("weight", "bias")}
+TRAINABLE = {
+    f"{layer}.{kind}" for layer in (CONV1, NORM1, CONV2, NORM2, LINEAR) for kind in ("weight", "bias")
+}
 
 
 def cut_of(model, level: str):
@@ -75,7 +77,10 @@ def test_all_clients_at_level_a_with_equal_counts_are_federated_averaging_bit_fo
     theirs = run(FedAvg(local), model, data, "a1", rounds=3, cohort=3)
     trained = [{name: state.weights[name] for name in TRAINABLE} for state in (ours.state, theirs.state)]
     assert differing(*trained) == set()
-    assert all(bits(trained[0][name]) != bits(model.weights()[name]) for name in TRAINABLE - {f"{CONV1}.bias", f"{CONV2}.bias"})
+    assert all(
+        bits(trained[0][name]) != bits(model.weights()[name])
+        for name in TRAINABLE - {f"{CONV1}.bias", f"{CONV2}.bias"}
+    )
 
 
 @pytest.mark.parametrize("change", [{"weighting": "samples"}, {"weighting": "count"}])
@@ -93,9 +98,13 @@ def test_each_extra_changes_the_result():
     plain = HeteroFL(LocalTraining(), scaler=False, **PLAIN)
     base = run(plain, model, data, "a1-b1").state.weights
     for change in ({"masked_loss": True}, {"label_rows": True}, {"local": LocalTraining(clip_norm=0.01)}):
-        assert differing(base, run(replace(plain, **change), model, data, "a1-b1").state.weights) != set(), change
+        assert differing(base, run(replace(plain, **change), model, data, "a1-b1").state.weights) != set(), (
+            change
+        )
     mlp, rows = mlp_model(), vector_data()
-    without, with_scaler = (run(replace(plain, scaler=on), mlp, rows, "b1").state.weights for on in (False, True))
+    without, with_scaler = (
+        run(replace(plain, scaler=on), mlp, rows, "b1").state.weights for on in (False, True)
+    )
     assert differing(without, with_scaler) != set()
 
 
@@ -128,7 +137,9 @@ def test_levels_keep_the_rounded_up_prefix_of_every_layer():
 
 
 @pytest.mark.parametrize("level", "bcde")
-@pytest.mark.parametrize("method", [HeteroFL(LocalTraining(momentum=0.9, weight_decay=0.1)), HeteroFL(**PLAIN)])
+@pytest.mark.parametrize(
+    "method", [HeteroFL(LocalTraining(momentum=0.9, weight_decay=0.1)), HeteroFL(**PLAIN)]
+)
 def test_a_small_client_never_changes_a_coordinate_outside_its_prefix(method, level):
     model, data = cnn_model(16, 32), image_data((8,))
     merged = run(method, model, data, f"{level}1", rounds=2).state.weights
@@ -219,13 +230,17 @@ def test_the_full_width_has_no_scaler():
     model, batch = mlp_model(), vectors(6).take(torch.arange(6))
     method = HeteroFL()
     task = task_of(method, model, "a")
-    assert bits(method.forward(task.patch.values, task.patch.cut, batch, task, model)) == bits(model.module(batch[0]))
+    assert bits(method.forward(task.patch.values, task.patch.cut, batch, task, model)) == bits(
+        model.module(batch[0])
+    )
 
 
 def test_evaluation_does_not_know_the_scaler():
     model, data, fleet = cnn_model(), image_data(), fleet_by_name("a1-e1")
     state = run(HeteroFL(), model, data, fleet).state
-    results = [evaluate_tiers(HeteroFL(scaler=on), state, fleet.tiers, model, data.test) for on in (True, False)]
+    results = [
+        evaluate_tiers(HeteroFL(scaler=on), state, fleet.tiers, model, data.test) for on in (True, False)
+    ]
     assert results[0] == results[1]
     mlp, rows = mlp_model(), vector_data()
     task = task_of(HeteroFL(), mlp, "b")
@@ -242,7 +257,9 @@ def labelled(counts: dict[int, list[int]]) -> tuple[Examples, list[int]]:
     """Examples whose labels are those of the clients, in order."""
     labels = torch.tensor([label for owned in counts.values() for label in owned])
     generator = torch.Generator().manual_seed(0)
-    return Examples.of(torch.randn(len(labels), 5, generator=generator), labels), [len(owned) for owned in counts.values()]
+    return Examples.of(torch.randn(len(labels), 5, generator=generator), labels), [
+        len(owned) for owned in counts.values()
+    ]
 
 
 OWNED = {0: [0, 1, 0, 1], 1: [1, 1, 1, 1], 2: [0, 3, 3, 0]}  # nobody owns label 2
@@ -269,7 +286,11 @@ def test_rows_are_merged_over_the_clients_that_own_them():
         method.perform(task_of(method, model, "a", number, 4), data.client(number), model) for number in OWNED
     ]
     group = model.groups.outputs[0]
-    assert [list(update.patch.cut.channels.get(group, range(CLASSES))) for update in updates] == [[0, 1], [1], [0, 3]]
+    assert [list(update.patch.cut.channels.get(group, range(CLASSES))) for update in updates] == [
+        [0, 1],
+        [1],
+        [0, 3],
+    ]
     assert [update.patch.values["2.bias"].shape[0] for update in updates] == [2, 1, 2]
     assert [update.patch.values["0.weight"].shape[0] for update in updates] == [8, 8, 8]
     merged = run(method, model, data, "a1").state.weights["2.weight"]
@@ -317,7 +338,9 @@ def test_reported_accuracy_is_that_of_all_classes():
     module = tiny_mlp()
     module.load_state_dict({name: result.state.weights[name] for name in module.state_dict()})
     inputs, labels = data.test.take(torch.arange(8))
-    assert result.rows[-1]["tiers"]["a"]["loss"] == pytest.approx(cross_entropy(module(inputs), labels).item(), abs=1e-6)
+    assert result.rows[-1]["tiers"]["a"]["loss"] == pytest.approx(
+        cross_entropy(module(inputs), labels).item(), abs=1e-6
+    )
 
 
 def test_a_model_with_two_outputs_needs_both_label_settings_off():

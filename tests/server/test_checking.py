@@ -5,6 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.patch import Patch
+from fedtailor.elastic.selections import as_width, prefix
+from fedtailor.methods import get_method
+from fedtailor.round import Dropped, Reply, Update
+from fedtailor.server.checking import check_answers, check_update
 from helpers import (
     CLASSES,
     CONV1,
@@ -21,13 +28,6 @@ from helpers import (
     task_for,
     with_nan_inputs,
 )
-
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.patch import Patch
-from fedtailor.elastic.selections import as_width, prefix
-from fedtailor.methods import get_method
-from fedtailor.round import Dropped, Reply, Update
-from fedtailor.server.checking import check_answers, check_update
 
 MODEL = cnn_model()
 HALF = prefix(MODEL.groups, as_width("1/2"))
@@ -90,7 +90,8 @@ def test_non_finite_metrics_are_refused(metric):
 
 
 @pytest.mark.parametrize(
-    "weight", [0, -89, -0.0, math.nan, math.inf, -math.inf, 1e15, 10.5, 11, True, "10", None, torch.tensor(3.0)]
+    "weight",
+    [0, -89, -0.0, math.nan, math.inf, -math.inf, 1e15, 10.5, 11, True, "10", None, torch.tensor(3.0)],
 )
 def test_weights_that_do_not_count_the_clients_examples(weight):
     assert reason(good(weight=weight)) == "bad-weight"
@@ -123,7 +124,11 @@ def test_extra_names(extra):
 @pytest.mark.parametrize("name", TENSORS)
 def test_wrong_shapes(name):
     value = TASK.patch.values[name]
-    shapes = [value.reshape(*value.shape, 1), torch.zeros(0, dtype=value.dtype), value.repeat(2, *(1,) * value.dim())]
+    shapes = [
+        value.reshape(*value.shape, 1),
+        torch.zeros(0, dtype=value.dtype),
+        value.repeat(2, *(1,) * value.dim()),
+    ]
     if value.dim() > 1:
         shapes.append(value.transpose(0, 1) if value.shape[0] != value.shape[1] else value.flatten())
     if value.numel() > 1:
@@ -149,7 +154,9 @@ def test_wrong_types(name, dtype):
     assert reason(update) == "wrong-dtype"
 
 
-@pytest.mark.parametrize("name", [f"{NORM1}.running_var", f"{NORM2}.running_var", f"{NORM2}.num_batches_tracked"])
+@pytest.mark.parametrize(
+    "name", [f"{NORM1}.running_var", f"{NORM2}.running_var", f"{NORM2}.num_batches_tracked"]
+)
 def test_variances_and_counts_below_zero_are_refused(name):
     update = good()
     update.patch.values[name].view(-1)[0] = -1
@@ -196,7 +203,8 @@ def test_label_rows_are_accepted_where_the_lease_says_so(rows):
 @pytest.mark.parametrize("rows", [(4,), (-1, 0), (1, 0), (0, 0), (), (0, 99)])
 def test_label_rows_that_do_not_exist_are_refused(rows):
     values = {
-        name: value[: len(rows)] if name.startswith(LINEAR) else value for name, value in good().patch.values.items()
+        name: value[: len(rows)] if name.startswith(LINEAR) else value
+        for name, value in good().patch.values.items()
     }
     patch = Patch(values, Cut({**HALF.channels, LABELS: rows}))
     assert reason(good(patch=patch), LENIENT) == "out-of-lease"
@@ -231,7 +239,11 @@ def test_at_most_one_answer_for_each_task():
     gone = Dropped(7, 0, "diverged")
     updates, dropped = check_answers(tasks, [first, stranger, first, gone], MODEL)
     assert updates == [first]
-    assert [(drop.client, drop.reason) for drop in dropped] == [(5, "unasked"), (4, "unasked"), (7, "diverged")]
+    assert [(drop.client, drop.reason) for drop in dropped] == [
+        (5, "unasked"),
+        (4, "unasked"),
+        (7, "diverged"),
+    ]
     replayed = replace(second, round=-1)  # an old answer does not take the place of the real one
     updates, dropped = check_answers(tasks, [replayed, second], MODEL)
     assert updates == [second]
@@ -309,9 +321,7 @@ def test_a_client_whose_loss_is_nan_is_refused_and_the_run_goes_on(name):
         clean,
         rounds=2,
         every=1,
-        engine=lambda e: Spoiling(
-            Spoiling(e, 1, lambda _update: None), 1, lambda _update: None, "calibrate"
-        ),
+        engine=lambda e: Spoiling(Spoiling(e, 1, lambda _update: None), 1, lambda _update: None, "calibrate"),
     )
     assert [row["refused"] for row in result.rows] == [{"diverged": 1}] * 2
     assert differing(result.state.weights, without.state.weights) == set()

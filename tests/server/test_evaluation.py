@@ -6,6 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+
+from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.elastic import elastic
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.cut import Cut
+from fedtailor.engines.in_process import InProcess
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet import Fleet, fleet_by_name
+from fedtailor.methods import get_method
+from fedtailor.server.evaluation import calibrate, evaluate_tiers
+from fedtailor.server.seeds import Seeds
 from helpers import (
     CONV1,
     CONV2,
@@ -22,19 +35,6 @@ from helpers import (
     tiny_cnn,
     vector_data,
 )
-from torch import nn
-
-from fedtailor.client.evaluate import evaluate_patches
-from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
-from fedtailor.engines.in_process import InProcess
-from fedtailor.errors import FedtailorError
-from fedtailor.fleet import Fleet, fleet_by_name
-from fedtailor.methods import get_method
-from fedtailor.server.evaluation import calibrate, evaluate_tiers
-from fedtailor.server.seeds import Seeds
 
 STATIC = get_method("heterofl")(local=LocalTraining(batch_size=4))
 
@@ -58,8 +58,16 @@ def small_module(module: nn.Module, first: int, second: int) -> nn.Module:
             f"{CONV2}.bias": full[f"{CONV2}.bias"][:second],
             f"{LINEAR}.weight": full[f"{LINEAR}.weight"][:, : second * 4],
             f"{LINEAR}.bias": full[f"{LINEAR}.bias"],
-            **{name: value[:first] for name, value in full.items() if name.startswith(f"{NORM1}.") and value.dim()},
-            **{name: value[:second] for name, value in full.items() if name.startswith(f"{NORM2}.") and value.dim()},
+            **{
+                name: value[:first]
+                for name, value in full.items()
+                if name.startswith(f"{NORM1}.") and value.dim()
+            },
+            **{
+                name: value[:second]
+                for name, value in full.items()
+                if name.startswith(f"{NORM2}.") and value.dim()
+            },
         },
         strict=False,
     )
@@ -131,7 +139,9 @@ def test_only_tagged_statistics_are_added():
     data, model = image_data(), cnn_model()
     before = STATIC.init(model)
     after = calibrated(STATIC, model, data, "uniform-2", before)
-    assert {name.partition("@")[0] for name in differing(before.weights, after.weights)} == set(model.statistics)
+    assert {name.partition("@")[0] for name in differing(before.weights, after.weights)} == set(
+        model.statistics
+    )
     assert all("@" in name for name in differing(before.weights, after.weights))
     assert differing(before.weights, model.weights()) == set()  # the old state is as it was
 
@@ -237,14 +247,19 @@ def test_tiers_are_evaluated_as_plain_modules_would_be():
     state = calibrated(STATIC, model, data, fleet)
     results = evaluate_tiers(STATIC, state, fleet.tiers, model, examples)
     inputs, labels = examples.take(torch.arange(300))
-    for tier, module, tag in (("0.5", small_module(model.module, 2, 3), "1/2"), ("1", copy.deepcopy(model.module), "1")):
+    for tier, module, tag in (
+        ("0.5", small_module(model.module, 2, 3), "1/2"),
+        ("1", copy.deepcopy(model.module), "1"),
+    ):
         for name in (NORM1, NORM2):
             for statistic in ("running_mean", "running_var"):
                 setattr(module.get_submodule(name), statistic, state.weights[f"{name}.{statistic}@{tag}"])
         with torch.no_grad():
             output = module.eval()(inputs)
         assert results[tier]["accuracy"] == pytest.approx((output.argmax(1) == labels).double().mean().item())
-        assert results[tier]["loss"] == pytest.approx(nn.functional.cross_entropy(output, labels).item(), abs=1e-5)
+        assert results[tier]["loss"] == pytest.approx(
+            nn.functional.cross_entropy(output, labels).item(), abs=1e-5
+        )
 
 
 def test_several_patches_answer_with_the_mean_of_their_outputs():
@@ -265,7 +280,8 @@ def test_metrics_are_the_users_to_replace():
 
     base = mlp_model()
     objective = Objective(
-        loss=lambda output, batch: output.sum() * 0 + len(batch[1]), metrics={"size": lambda _o, batch: len(batch[1])}
+        loss=lambda output, batch: output.sum() * 0 + len(batch[1]),
+        metrics={"size": lambda _o, batch: len(batch[1])},
     )
     model = elastic(base.module, base.example, objective=objective)
     method, data = get_method("fedavg")(), vector_data()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import cnn_model, differing, image_data, mlp_model, run, vector_data
 from torch import nn
 
 from fedtailor.client.sgd import LocalTraining
@@ -19,6 +18,7 @@ from fedtailor.method import Method
 from fedtailor.methods import get_method
 from fedtailor.round import Client, Dropped, ServerState, Task, Update
 from fedtailor.server.loop import RoundSettings
+from helpers import cnn_model, differing, image_data, mlp_model, run, vector_data
 
 METHODS = ["fedavg", "heterofl"]
 
@@ -66,7 +66,9 @@ def test_dropout_is_seeded_too():
 def test_the_order_in_which_clients_answer_does_not_matter(name):
     method, model, data = get_method(name)(), cnn_model(), image_data((6, 5, 7, 4, 9, 6))
     forward = run(method, model, data, "uniform-3", rounds=2, engine=lambda e: Watching(e, []))
-    reverse = run(method, model, data, "uniform-3", rounds=2, engine=lambda e: Watching(e, [], backwards=True))
+    reverse = run(
+        method, model, data, "uniform-3", rounds=2, engine=lambda e: Watching(e, [], backwards=True)
+    )
     assert differing(forward.state.weights, reverse.state.weights) == set()
 
 
@@ -114,9 +116,17 @@ def test_macs_are_three_forward_passes_for_every_example_that_was_trained_on():
 def test_rows_say_what_happened():
     seen: list[tuple[Task, Update | Dropped]] = []
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data((6, 3, 5))
-    result = run(method, model, data, "uniform-2", rounds=5, every=2, cohort=2, engine=lambda e: Watching(e, seen))
+    result = run(
+        method, model, data, "uniform-2", rounds=5, every=2, cohort=2, engine=lambda e: Watching(e, seen)
+    )
     assert [row["round"] for row in result.rows] == [1, 2, 3, 4, 5]
-    assert [sorted(row.get("tiers", {})) for row in result.rows] == [[], ["0.5", "1"], [], ["0.5", "1"], ["0.5", "1"]]
+    assert [sorted(row.get("tiers", {})) for row in result.rows] == [
+        [],
+        ["0.5", "1"],
+        [],
+        ["0.5", "1"],
+        ["0.5", "1"],
+    ]
     assert result.state.round == 5
     for number, row in enumerate(result.rows):
         answers = [answer for task, answer in seen if task.round == number]
@@ -145,7 +155,9 @@ class NanGradientForOne(Method):
         return loss + (outputs[0].sum() * 0).sqrt() if task.client.id == 2 else loss
 
 
-@pytest.mark.parametrize(("method", "reason"), [(NanForOne(), "diverged"), (NanGradientForOne(), "non-finite")])
+@pytest.mark.parametrize(
+    ("method", "reason"), [(NanForOne(), "diverged"), (NanGradientForOne(), "non-finite")]
+)
 def test_a_client_that_diverges_is_refused_and_counted_and_the_run_goes_on(method, reason):
     model, data = mlp_model(), vector_data((6, 5, 7, 4))
     bad = run(method, model, data, rounds=2)
@@ -184,7 +196,9 @@ class Remembering(Method):
 
     def merge(self, state, updates, model):
         merged = super().merge(state, updates, model)
-        answers = [(update.client, int(update.memory["times"]), int(update.memory["round"])) for update in updates]
+        answers = [
+            (update.client, int(update.memory["times"]), int(update.memory["round"])) for update in updates
+        ]
         return replace(merged, memory={**state.memory, "answers": [*state.memory["answers"], answers]})
 
     def observe(self, state: ServerState, evaluation):
@@ -209,17 +223,32 @@ def test_a_round_in_which_nobody_may_take_part_keeps_the_weights():
     result = run(Nobody(), model, vector_data(), rounds=2)
     assert result.state.round == 2
     assert differing(result.state.weights, model.weights()) == set()
-    assert (result.rows[0]["clients"], result.rows[0]["train_loss"], result.rows[0]["bytes_up"]) == (0, None, 0)
+    assert (result.rows[0]["clients"], result.rows[0]["train_loss"], result.rows[0]["bytes_up"]) == (
+        0,
+        None,
+        0,
+    )
 
 
 def test_tasks_carry_their_slot_and_the_clients_of_the_round():
     seen: list[tuple[Task, Update | Dropped]] = []
     fleet = fleet_by_name("uniform-2", dynamic=True)
-    run(get_method("fedavg")(), mlp_model(), vector_data((2,) * 8), fleet, rounds=4, cohort=3, engine=lambda e: Watching(e, seen))
+    run(
+        get_method("fedavg")(),
+        mlp_model(),
+        vector_data((2,) * 8),
+        fleet,
+        rounds=4,
+        cohort=3,
+        engine=lambda e: Watching(e, seen),
+    )
     tasks = [task for task, _ in seen]
     assert [task.slot for task in tasks] == [0, 1, 2] * 4
     assert [task.round for task in tasks] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    assert all(list(ids) == sorted(ids) for ids in ([task.client.id for task in tasks[i : i + 3]] for i in (0, 3, 6, 9)))
+    assert all(
+        list(ids) == sorted(ids)
+        for ids in ([task.client.id for task in tasks[i : i + 3]] for i in (0, 3, 6, 9))
+    )
     assert {task.client.tier for task in tasks} == {"0.5", "1"}
 
 

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from helpers import client
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +11,7 @@ from fedtailor.fleet import fleet_by_name
 from fedtailor.round import Client
 from fedtailor.server.sampling import sample
 from fedtailor.server.seeds import Seeds
+from helpers import client
 
 TWENTY = [client(number) for number in range(20)]
 
@@ -42,7 +40,9 @@ def test_everyone_takes_part_when_all_are_asked_for_in_any_order_of_the_list():
 
 
 def test_clients_keep_what_they_are():
-    tiers = [client(number, width=1 / (number + 1), examples=number + 1, tier=str(number)) for number in range(8)]
+    tiers = [
+        client(number, width=1 / (number + 1), examples=number + 1, tier=str(number)) for number in range(8)
+    ]
     chosen = sample(tiers, 3, 0, Seeds(0))
     assert [replace(each, slot=0) for each in chosen] == [tiers[each.id] for each in chosen]
     assert [each.slot for each in chosen] == [0, 1, 2]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedtailor.cli.output import JsonOption, RoundProgress, SetOption, console, messages, print_json
+from fedtailor.cli.output import (
+    JsonOption,
+    RoundProgress,
+    SetOption,
+    console,
+    messages,
+    print_json,
+    stoppable,
+)
+from fedtailor.cli.resume import notice
 from fedtailor.errors import FedtailorError, require
 
 
@@ -23,7 +31,7 @@ def compare(
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Compare methods: each run has its own folder, finished ones are skipped, a table of all ends it."""
+    """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
     from fedtailor.config import load_config
     from fedtailor.report.tables import comparison_rows, comparison_table
 
@@ -40,7 +48,7 @@ def compare(
         for spec in specs
     }
     results = {
-        spec: [_rows_of(spec, settings, runs / base.name) for settings in each]
+        spec: [_rows_of(spec, settings, runs / base.name, "the same command") for settings in each]
         for spec, each in planned.items()
     }
     if as_json:
@@ -79,23 +87,35 @@ def _folder(spec: str) -> str:
     return "".join(character if character.isalnum() or character in "-_." else "-" for character in spec)
 
 
-def _rows_of(spec: str, settings: Any, parent: Path) -> list[dict[str, Any]]:
-    """Run one configuration, or read what an earlier call has finished."""
-    from fedtailor.config import to_toml
-    from fedtailor.run import run_config
-    from fedtailor.server.run_folder import RunFolder
+def _rows_of(spec: str, settings: Any, parent: Path, command: str) -> list[dict[str, Any]]:
+    """Run one configuration, go on with what an earlier call began, or read what it finished."""
+    from fedtailor.config import load_config, to_toml
+    from fedtailor.run import resume, run_config
+    from fedtailor.server.run_folder import CONFIG, RunFolder
 
     folder = RunFolder(parent / settings.name)
+    title = f"{spec}, seed {settings.seed}"
+    there = folder.path.exists()
+    if there and to_toml(load_config(folder.path / CONFIG)) != to_toml(settings):
+        raise FedtailorError(
+            f"{folder.path} holds a run of another configuration: choose another name (--set name=...) or remove it"
+        )
     if folder.finished:
-        if (folder.path / "config.toml").read_text(encoding="utf-8") != to_toml(settings):
-            raise FedtailorError(
-                f"{folder.path} holds a finished run of another configuration: choose another name (--set name=...) "
-                "or remove it"
-            )
-        messages.print(f"{spec}, seed {settings.seed}: finished before, skipped", markup=False)
-        return folder.rows()
-    if folder.path.exists():
-        shutil.rmtree(folder.path)  # an earlier call was interrupted before this run came to its end
-    with RoundProgress(f"{spec}, seed {settings.seed}", settings.rounds) as progress:
-        run_config(settings, folder.path, progress)
-    return folder.rows()
+        messages.print(f"{title}: finished before, skipped", markup=False)
+        return _ending(folder.rows(), settings)
+    with stoppable(folder.path, command), RoundProgress(title, settings.rounds) as progress:
+        if there:
+            messages.print(f"{title}: interrupted before, going on", markup=False)
+            resume(folder.path, on_row=progress, on_notice=notice)
+        else:
+            run_config(settings, folder.path, progress)
+    return _ending(folder.rows(), settings)
+
+
+def _ending(rows: list[dict[str, Any]], settings: Any) -> list[dict[str, Any]]:
+    """The rows, the last of them with the figures of the round that the run ended with."""
+    last = rows[-1]
+    if settings.stopping.restore_best:
+        best = next(row for row in rows if row["round"] == last["best_round"])
+        last = {**last, "tiers": best["tiers"]}
+    return [*rows[:-1], last]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import compare, data, datasets, init, methods, profile, run
+from fedtailor.cli import compare, data, datasets, init, methods, profile, resume, run
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 
 app.command("init")(init.init)
 app.command("run")(run.run)
+app.command("resume")(resume.resume)
 app.command("compare")(compare.compare)
 app.command("profile")(profile.profile)
 app.command("methods")(methods.methods)
@@ -41,12 +42,12 @@ def version(
 
 
 def main() -> None:
-    """The console entry point: a mistake in what was asked for is one sentence and exit code 2."""
+    """The console entry point: an error is one sentence and an exit code (2: a mistake in what was asked for)."""
     try:
         app()
     except FedtailorError as error:
         fail(str(error))
-        sys.exit(2)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedtailor.errors import LockedError
 
 console = Console(highlight=False)  # results, on standard output
 messages = Console(stderr=True, highlight=False)  # progress and errors, on standard error
@@ -32,6 +36,27 @@ def fail(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print a value as JSON, without colour or wrapping."""
     typer.echo(json.dumps(value, indent=2))
+
+
+def refuse_if_in_use(folder: Path) -> None:
+    """Exit at once, before PyTorch is loaded, if a run writes into this folder at the moment."""
+    from fedtailor.server.storage import in_use
+
+    if in_use(folder):
+        raise LockedError(f"{folder} is in use by another run: nothing was changed")
+
+
+@contextmanager
+def stoppable(folder: Path, command: str) -> Iterator[None]:
+    """Ctrl-C is no error: say what is saved and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        text = str(stop) or f"stopped; the rounds that had ended are saved in {folder}"
+        if not folder.exists():
+            text = "stopped before the first round"
+        messages.print(f"{text[0].upper()}{text[1:]}. Go on with:  {command}", markup=False, soft_wrap=True)
+        raise typer.Exit(getattr(stop, "exit_code", 130)) from None
 
 
 def size(count: float) -> str:

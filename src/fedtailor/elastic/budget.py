@@ -1,114 +1,232 @@
-"""What a device can afford, and the largest cut that fits."""
+"""The largest cut that a budget allows, and the reason why it is not larger."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Literal
 
 from fedtailor.elastic.cost import Cost
+from fedtailor.elastic.curves import Counts
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.elastic.limits import LIMITS, Budget, Limit, amount, limit_text
+from fedtailor.elastic.memory import Workload
 from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.selections import WidthLike, as_width, kept, prefix
-from fedtailor.errors import FedtailorError, require
+from fedtailor.elastic.selections import kept, prefix
+from fedtailor.errors import FedtailorError, require, unknown
 
-Limit = int | Fraction    # an absolute number, or a share of the full model
+__all__ = [
+    "CHANNEL_LIMITS", "LIMITS", "Budget", "Fit", "Limit", "NothingFits", "Workload",
+    "broken_limits", "distinct_widths", "fit", "fit_with_reason", "meets", "width_of",
+]  # fmt: skip
+
+Family = Literal["uniform", "per_group"]
+FAMILIES = ("uniform", "per_group")
+
+CHANNEL_LIMITS = frozenset(LIMITS) - {"density"}  # what leaving out whole channels can keep to
+
+
+class NothingFits(FedtailorError):
+    """Even the smallest cut breaks a limit; says which one binds and how far away it is."""
+
+    def __init__(self, limit: str, allowed: int | Fraction, needed: int, message: str) -> None:
+        super().__init__(message)
+        self.limit, self.allowed, self.needed = limit, allowed, needed
+
+    def __reduce__(self) -> tuple[type[NothingFits], tuple[object, ...]]:
+        return type(self), (self.limit, self.allowed, self.needed, str(self))
 
 
 @dataclass(frozen=True)
-class Budget:
-    """The limits of a device; several may hold at once.
+class Fit:
+    """A cut that meets a budget, and what keeps it from being larger."""
 
-    ``width`` is a share of every layer's channels. ``macs``, ``params`` and ``bytes`` are absolute when they are whole
-    numbers above one, and shares of the full model when they lie between 0 and 1.
+    cut: Cut
+    cost: Cost
+    binding: tuple[str, ...]  # the limits that larger cuts of the family break; none for the full model
 
-    >>> Budget(width="1/4")
-    Budget(width=1/4)
-    >>> Budget(macs=0.5, params=100_000)
-    Budget(macs=1/2, params=100000)
+
+def fit(
+    model: ElasticModel,
+    budget: Budget,
+    align: int = 1,
+    *,
+    family: Family = "uniform",
+    workload: Workload | None = None,
+) -> Cut:
+    """The largest cut of a family that meets every limit of the budget.
+
+    ``uniform``: the widest prefix cut. ``per_group``: progressive filling. All groups widen together until a limit
+    stops them; the groups that cannot take one more unit, tried in the order of the model, stay as they are, and the
+    others go on, until none can grow. ``workload`` is the training step that ``memory`` and ``step_time`` speak of.
     """
-
-    width: WidthLike | None = None
-    macs: WidthLike | None = None
-    params: WidthLike | None = None
-    bytes: WidthLike | None = None
-
-    def __post_init__(self) -> None:
-        if self.width is not None:
-            object.__setattr__(self, "width", as_width(self.width))
-        for name in ("macs", "params", "bytes"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _as_limit(getattr(self, name), name))
-
-    @property
-    def limits(self) -> dict[str, Limit]:
-        """The limits that are set, by name, in their exact form."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if getattr(self, item.name) is not None}
-
-    def __repr__(self) -> str:
-        return f"Budget({', '.join(f'{name}={limit}' for name, limit in self.limits.items())})"
+    return fit_with_reason(model, budget, align, family=family, workload=workload).cut
 
 
-def _as_limit(value: Any, name: str) -> Limit:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return value
-    if isinstance(value, float) and value > 1 and value.is_integer():
-        return int(value)
-    try:
-        return as_width(value, name)
-    except FedtailorError:
-        raise FedtailorError(
-            f"{name} = {value!r}: expected a whole number above 1, or a share of the full model above 0 and at most 1"
-        ) from None
-
-
-def fit(model: ElasticModel, budget: Budget, align: int = 1) -> Cut:
-    """The widest prefix cut that meets every limit of the budget."""
-    ceiling = Fraction(budget.width) if budget.width is not None else Fraction(1)
-    limits = {name: limit for name, limit in budget.limits.items() if name != "width"}
+def fit_with_reason(
+    model: ElasticModel,
+    budget: Budget,
+    align: int = 1,
+    *,
+    family: Family = "uniform",
+    workload: Workload | None = None,
+) -> Fit:
+    """The cut that ``fit`` finds, its cost, and the limits that bind it."""
     require(align >= 1, "align", align, "a whole number of at least 1")
-    if not limits:
-        return prefix(model.groups, ceiling, align)
-    full = model.cost(Cut.everything())
-    widths = [width for width in distinct_widths(model.groups) if width <= ceiling] or [ceiling]
-    if _broken(model.cost(prefix(model.groups, widths[0], align)), full, limits):
-        raise FedtailorError(_too_small(model.cost(prefix(model.groups, widths[0], align)), full, limits))
-    low, high = 0, len(widths)    # widths[low] fits, widths[high] does not; cost grows with width
+    if family not in FAMILIES:
+        raise unknown("family", family, FAMILIES)
+    if budget.density is not None:
+        raise FedtailorError(
+            f"density = {budget.density}: a cut keeps every weight of its channels; only methods that leave out "
+            "single weights keep to a density"
+        )
+    search = _Search(model, budget, align, workload)
+    width, next_broken = search.uniform()
+    cut = prefix(model.groups, width, align)
+    if family == "per_group":
+        counts, next_broken = search.per_group(width)
+        cut = model.costs.cut(counts) if counts != search.counts(width) else cut
+    return Fit(cut, search.cost(cut), next_broken)
+
+
+class _Search:
+    """Looks for the largest cut under fixed limits; every comparison is exact."""
+
+    def __init__(self, model: ElasticModel, budget: Budget, align: int, workload: Workload | None) -> None:
+        self.model, self.align, self.workload = model, align, workload
+        self.full = model.costs.full
+        self.ceiling = Fraction(budget.width) if budget.width is not None else Fraction(1)
+        self.limits = _cost_limits(budget)
+        for name in self.limits:
+            model.costs.record(name)
+        self.allowed = _absolute(model, self.limits, workload)
+
+    def broken(self, counts: Counts) -> tuple[str, ...]:
+        costs = self.model.costs
+        return tuple(n for n in self.limits if costs.measure(n, counts, self.workload) > self.allowed[n])
+
+    def cost(self, cut: Cut) -> Cost:
+        memory = (self.workload or Workload()) if "memory" in self.limits else self.workload
+        return self.model.cost(cut, memory)
+
+    def counts(self, width: Fraction) -> Counts:
+        return tuple(kept(width, full, self.align) for full in self.full)
+
+    def uniform(self) -> tuple[Fraction, tuple[str, ...]]:
+        """The widest width that fits, and the limits that the next one breaks."""
+        if not self.limits:
+            return self.ceiling, () if self.counts(self.ceiling) == self.full else ("width",)
+        widths = self.levels(set(range(len(self.full))), Fraction(0))
+        self.refuse_smallest(self.counts(widths[0]))
+        last = _last(len(widths), lambda index: not self.broken(self.counts(widths[index])))
+        if last + 1 < len(widths):
+            return widths[last], self.broken(self.counts(widths[last + 1]))
+        return widths[last], () if self.counts(self.ceiling) == self.full else ("width",)
+
+    def per_group(self, level: Fraction) -> tuple[Counts, tuple[str, ...]]:
+        """Counts from which no group can grow, and the limits that growing one would break."""
+        counts, ceilings = self.counts(level), self.counts(self.ceiling)
+        growing = {group for group, ceiling in enumerate(ceilings) if counts[group] < ceiling}
+        while growing:
+            levels = [level, *self.levels(growing, level)]
+            last = _last(len(levels), lambda index: not self.broken(self.raised(counts, growing, levels[index])))
+            counts = self.raised(counts, growing, levels[last])
+            level = levels[min(last + 1, len(levels) - 1)]
+            for group in sorted(growing):  # not all of them can reach the next level, but some may
+                larger = self.raised(counts, {group}, level)
+                counts = counts if self.broken(larger) else larger
+                if counts != larger or counts[group] == ceilings[group]:
+                    growing.remove(group)
+        steps = [_with(counts, g, min(c + self.align, ceilings[g])) for g, c in enumerate(counts) if c < ceilings[g]]
+        broken = {name for larger in steps for name in self.broken(larger)}
+        if any(count == ceiling < full for count, ceiling, full in zip(counts, ceilings, self.full, strict=True)):
+            broken.add("width")
+        return counts, tuple(name for name in LIMITS if name in broken)
+
+    def levels(self, groups: set[int], above: Fraction) -> list[Fraction]:
+        """The widths above ``above`` at which some of these groups change, up to the ceiling."""
+        sizes = {self.full[group] for group in groups}
+        return [width for width in _widths(sizes) if above < width < self.ceiling] + [self.ceiling]
+
+    def raised(self, counts: Counts, groups: set[int], level: Fraction) -> Counts:
+        """These groups at a width, the others as they are."""
+        wanted = self.counts(level)
+        return tuple(max(count, wanted[group]) if group in groups else count for group, count in enumerate(counts))
+
+    def refuse_smallest(self, counts: Counts) -> None:
+        """Raise where even these counts break a limit: the one that is missed by the largest factor."""
+        missed = self.broken(counts)
+        if not missed:
+            return
+        costs = self.model.costs
+        needed = {name: costs.measure(name, counts, self.workload) for name in missed}
+        name = max(missed, key=lambda name: needed[name] / self.allowed[name])
+        limit, allowed = self.limits[name], self.allowed[name]
+        written = limit_text(name, limit)
+        meant = f" (that is {amount(name, allowed)})" if isinstance(limit, Fraction) else ""
+        others = [f"{other} too" for other in missed if other != name]
+        raise NothingFits(
+            name, allowed, needed[name],
+            f"no cut fits: {name} is limited to {written}{meant}, but the smallest cut of this model needs "
+            f"{amount(name, needed[name])}, {float(needed[name] / allowed):.3g} times as much (the full model: "
+            f"{amount(name, costs.measure(name, costs.full, self.workload))})"
+            + (f"; it breaks {', '.join(others)}" if others else ""),
+        )  # fmt: skip
+
+
+def _last(count: int, fits: Callable[[int], bool]) -> int:
+    """The last index that fits, where 0 is known to and fitting ends once; halving needs few questions."""
+    low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
-        fits = not _broken(model.cost(prefix(model.groups, widths[middle], align)), full, limits)
-        low, high = (middle, high) if fits else (low, middle)
-    return prefix(model.groups, widths[low], align)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
-def meets(model: ElasticModel, cut: Cut, budget: Budget) -> bool:
-    """Whether a cut stays within the budget's limits on cost; ``width`` says how cuts are made, not what they cost."""
-    limits = {name: limit for name, limit in budget.limits.items() if name != "width"}
-    return not limits or not _broken(model.cost(cut), model.cost(Cut.everything()), limits)
+def _with(counts: Counts, group: int, count: int) -> Counts:
+    return (*counts[:group], count, *counts[group + 1 :])
+
+
+def _cost_limits(budget: Budget) -> dict[str, Limit]:
+    """The limits on what a cut costs; width and density say how it is made."""
+    return {name: limit for name, limit in budget.limits.items() if name not in ("width", "density")}
+
+
+def _absolute(
+    model: ElasticModel, limits: Mapping[str, Limit], workload: Workload | None
+) -> dict[str, int | Fraction]:
+    full = model.costs.full
+    return {
+        name: limit * model.costs.measure(name, full, workload) if isinstance(limit, Fraction) else limit
+        for name, limit in limits.items()
+    }
+
+
+def broken_limits(
+    model: ElasticModel, cut: Cut, budget: Budget, workload: Workload | None = None
+) -> tuple[str, ...]:
+    """The limits on cost that a cut breaks; ``width`` and ``density`` say how cuts are made, not what they cost."""
+    limits = _cost_limits(budget)
+    if not limits:
+        return ()
+    counts, allowed = model.costs.counts(cut), _absolute(model, limits, workload)
+    return tuple(name for name in limits if model.costs.measure(name, counts, workload) > allowed[name])
+
+
+def meets(model: ElasticModel, cut: Cut, budget: Budget, workload: Workload | None = None) -> bool:
+    """Whether a cut stays within the budget's limits on cost."""
+    return not broken_limits(model, cut, budget, workload)
 
 
 def distinct_widths(groups: ChannelGroups) -> list[Fraction]:
     """Every width at which some group changes its number of units, ascending."""
-    sizes = {groups.widths[group] for group in groups.elastic}
+    return _widths({groups.widths[group] for group in groups.elastic})
+
+
+def _widths(sizes: set[int]) -> list[Fraction]:
     return sorted({Fraction(count, size) for size in sizes for count in range(1, size + 1)})
-
-
-def _broken(cost: Cost, full: Cost, limits: dict[str, Limit]) -> list[str]:
-    return [name for name, limit in limits.items() if getattr(cost, name) > _absolute(limit, getattr(full, name))]
-
-
-def _absolute(limit: Limit, full: int) -> Fraction | int:
-    return limit * full if isinstance(limit, Fraction) else limit
-
-
-def _too_small(smallest: Cost, full: Cost, limits: dict[str, Limit]) -> str:
-    name = _broken(smallest, full, limits)[0]
-    allowed, needed = _absolute(limits[name], getattr(full, name)), getattr(smallest, name)
-    return (
-        f"budget {name} = {limits[name]} allows {float(allowed):,.0f}, but the smallest cut of this model needs "
-        f"{needed:,} ({name} of the full model: {getattr(full, name):,})"
-    )
 
 
 def width_of(cut: Cut, groups: ChannelGroups) -> Fraction:
@@ -118,7 +236,9 @@ def width_of(cut: Cut, groups: ChannelGroups) -> Fraction:
             width = Fraction(cut.tag)
         except ValueError:
             width = Fraction(0)
-        if width and all(cut.width(g, groups.widths[g]) >= kept(width, groups.widths[g]) for g in groups.elastic):
+        if width and all(
+            cut.width(g, groups.widths[g]) >= kept(width, groups.widths[g]) for g in groups.elastic
+        ):
             return width
     total = sum(groups.widths[group] for group in groups.elastic)
     return Fraction(sum(cut.width(group, groups.widths[group]) for group in groups.elastic), total)

@@ -98,8 +98,8 @@ class _ProductRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
         operation = func.overloadpacket
+        output = SHAPES[operation](*args) if operation in SHAPES else func(*args, **(kwargs or {}))
         if operation in PRODUCTS:
             self.parts.append(PRODUCTS[operation](args, output))
         if self._adds_bias(operation, args):
@@ -135,4 +135,27 @@ PRODUCTS = {
     aten.mv: lambda args, output: tuple(args[0].shape),
     aten.dot: lambda args, output: tuple(args[0].shape),
     aten._trilinear: lambda args, output: (*output.shape, *args[1].shape[1:]),  # nn.Bilinear: weight (out, a, b)
+}
+
+
+
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def _normalised(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(x), x, x  # and two kinds of statistics, which nobody looks at
+
+
+# On ``meta`` these run in Python and would take most of the time; here only the shape of the result matters.
+SHAPES = {
+    aten.native_batch_norm: _normalised,
+    aten.native_layer_norm: _normalised,
+    aten.addmm: lambda _, a, b: torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="meta"),
+    aten.relu: _like,
+    aten.hardtanh: _like,
+    aten.gelu: _like,
+    aten.tanh: _like,
+    aten.tanh_: lambda x: x,
+    aten.sigmoid_: lambda x: x,
 }

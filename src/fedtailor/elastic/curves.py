@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import combinations
+from math import comb, prod
 
 import numpy as np
 
@@ -38,21 +39,51 @@ class Curve:
 
 
 def recorded(run: Callable[[Counts], list[Sizes]], full: Counts) -> Curve | None:
-    """The curve behind ``run``, from one run at ``full`` and one with each variable lowered by one.
+    """The curve behind ``run``, from a run at ``full`` and a few runs with some variables lowered by one.
 
     ``None`` where the runs do not consist of the same parts, as they must. A size that is not linear goes
     unnoticed here: compare the curve with a run at a point where every variable differs.
     """
     base = _table(run(full))
-    slopes = np.zeros((*base.shape, len(full)), dtype=np.int64)
-    for variable, value in enumerate(full):
-        if value < 2:
-            continue  # there is nothing smaller, so it never varies
-        lowered = _table(run((*full[:variable], value - 1, *full[variable + 1 :])))
-        if lowered.shape != base.shape:
+    moving = [variable for variable, value in enumerate(full) if value >= 2]  # the others never vary
+    for codes in (_codes(len(moving)), np.eye(len(moving), dtype=np.int64)):
+        lowered = [_table(run(_lowered(full, moving, code))) for code in codes]
+        if any(table.shape != base.shape for table in lowered):
             return None
-        slopes[:, :, variable] = base - lowered
-    return _merged(base - slopes @ np.asarray(full, dtype=np.int64), slopes)
+        found = _decoded(codes, np.array([base - table for table in lowered]).reshape(-1, *base.shape))
+        if found is not None:
+            slopes = np.zeros((*base.shape, len(full)), dtype=np.int64)
+            slopes[:, :, moving] = found
+            return _merged(base - slopes @ np.asarray(full, dtype=np.int64), slopes)
+    return None
+
+
+def _lowered(full: Counts, moving: list[int], code: Indices) -> Counts:
+    counts = np.asarray(full, dtype=np.int64)
+    counts[moving] -= code
+    return tuple(counts.tolist())
+
+
+def _codes(variables: int) -> Indices:
+    """Which variables to lower in which run: all columns differ, and all hold the same number of ones.
+
+    So the variable behind a size shows in which runs the size dropped, and the sum of two columns is no column.
+    """
+    runs = next(count for count in range(1, variables + 2) if comb(count, (count + 1) // 2) >= variables)
+    codes = np.zeros((runs, variables), dtype=np.int64)
+    for variable, chosen in zip(range(variables), combinations(range(runs), (runs + 1) // 2), strict=False):
+        codes[list(chosen), variable] = 1
+    return codes
+
+
+def _decoded(codes: Indices, drops: Indices) -> Indices | None:
+    """The slope of every size in every variable; ``None`` where the drops of a size do not say which variables it has."""
+    if len(codes) == codes.shape[1] and np.array_equal(codes, np.eye(len(codes))):
+        return np.moveaxis(drops, 0, -1)
+    largest = drops.max(axis=0)
+    matches = [(drops == code[:, None, None] * largest).all(axis=0) & (largest > 0) for code in codes.T]
+    slopes = np.stack(matches, axis=-1) * largest[:, :, None]
+    return slopes if ((slopes > 0).any(axis=-1) == (drops != 0).any(axis=0)).all() else None
 
 
 def of_tensors(groups: ChannelGroups, tensors: Iterable[tuple[str, int]]) -> Curve:

@@ -14,9 +14,11 @@ from torch.func import functional_call
 
 from fedtailor.client.losses import Objective
 from fedtailor.data.batches import Batch, inputs_of
-from fedtailor.elastic.cost import Cost, count_macs
+from fedtailor.elastic.cost import Cost, Sizes, products
+from fedtailor.elastic.costing import Costing
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.elastic.memory import Workload
 from fedtailor.elastic.patch import Patch, Where, gather, kept_positions, scatter, where_inside, where_of
 from fedtailor.elastic.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
 from fedtailor.elastic.trace import named_tensors
@@ -55,7 +57,7 @@ class ElasticModel:
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
         self._shell = Shell(module, groups)
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
-        self._costs: dict[Cut, Cost] = {}
+        self.costs = Costing(self)
 
     @cached_property
     def embedded(self) -> frozenset[str]:
@@ -154,20 +156,15 @@ class ElasticModel:
         """The element type of a tensor."""
         return self._dtypes[name]
 
-    def cost(self, cut: Cut) -> Cost:
-        """Parameters, multiply-accumulates per example, and bytes of a cut."""
-        # How many units are kept counts, not which: random cuts of one size share an entry.
-        cut = Cut({group: range(len(units)) for group, units in cut.channels.items()}, cut.tag)
-        if cut not in self._costs:
-            patch = self.cut(self._shapes(), cut)
-            shell = self._shell.fit(cut, "eval", patch.values)
-            args, kwargs = inputs_of(self.example)
-            self._costs[cut] = Cost(
-                params=sum(patch.values[name].numel() for name in self.parameters),
-                macs=count_macs(shell, self._complete(patch.values, cut, device="meta"), args, kwargs),
-                bytes=sum(v.numel() * v.element_size() for n, v in patch.values.items() if n not in self.constants),
-            )
-        return self._costs[cut]
+    def cost(self, cut: Cut, workload: Workload | None = None) -> Cost:
+        """Parameters, multiply-accumulates per example and bytes of a cut; with a workload, the memory of training too."""
+        return self.costs.of(cut, workload)
+
+    def products(self, cut: Cut) -> list[Sizes]:
+        """The matrix products and bias additions in one forward pass of the example batch, as sizes to be multiplied."""
+        patch = self.cut(self._shapes(), cut)
+        shell = self._shell.fit(cut, "eval", patch.values)
+        return products(shell, self._complete(patch.values, cut, device="meta"), *inputs_of(self.example))
 
     def _shapes(self) -> Weights:
         return {name: value.to("meta") for name, value in named_tensors(self.module).items()}

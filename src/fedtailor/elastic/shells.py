@@ -8,6 +8,7 @@ numbers before a call makes one shell serve every cut.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -23,6 +24,8 @@ Mode = Literal["train", "eval", "calibrate"]
 Scale = Mapping[str, "float | Tensor"]
 Replacement = Mapping[str, Callable[..., Any]]
 
+CACHED_SIZES = 64    # cuts whose sizes a shell remembers
+
 
 class Shell:
     """The user's module on the ``meta`` device, resized in place to one cut after the other."""
@@ -33,19 +36,33 @@ class Shell:
         self.norms = {path: layer for path, layer in self.module.named_modules() if tracks_statistics(layer)}
         self._momenta = {path: layer.momentum for path, layer in self.norms.items()}
         self._cut = Cut.everything()
+        self._mode: Mode | None = None
+        self._sizes: OrderedDict[Cut, list[tuple[nn.Module, Size, int]]] = OrderedDict()
 
     def fit(self, cut: Cut, mode: Mode, held: Mapping[str, Tensor]) -> nn.Module:
         """The shell at the sizes of ``cut``; norms without statistics in ``held`` use those of the batch."""
         if cut != self._cut:
-            resize(self.module, self.groups, cut)
+            for layer, size, value in self._sizes_at(cut):
+                _set(layer, size, value)
             self._cut = cut
-        self.module.train(mode == "train")
+        if mode != self._mode:
+            self.module.train(mode == "train")
+            for path, norm in self.norms.items():
+                norm.train(mode != "eval")
+                # momentum None makes PyTorch keep the cumulative average of all batches since the last reset
+                norm.momentum = None if mode == "calibrate" else self._momenta[path]
+            self._mode = mode
         for path, norm in self.norms.items():
-            norm.train(mode != "eval")
             norm.track_running_stats = mode == "eval" or f"{path}.running_mean" in held
-            # momentum None makes PyTorch keep the cumulative average of all batches since the last reset
-            norm.momentum = None if mode == "calibrate" else self._momenta[path]
         return self.module
+
+    def _sizes_at(self, cut: Cut) -> list[tuple[nn.Module, Size, int]]:
+        """The sizes of a cut. Cached: steps of one client come back to the same few widths again and again."""
+        if cut not in self._sizes:
+            self._sizes[cut] = sizes_at(self.module, self.groups, cut)
+            if len(self._sizes) > CACHED_SIZES:
+                self._sizes.popitem(last=False)
+        return self._sizes[cut]
 
     @contextmanager
     def altered(self, scale: Scale | None, replace: Replacement | None) -> Iterator[None]:
@@ -77,9 +94,17 @@ def tracks_statistics(layer: nn.Module) -> bool:
 
 def resize(module: nn.Module, groups: ChannelGroups, cut: Cut) -> None:
     """Set every size attribute that the trace recorded to what ``cut`` keeps."""
-    for size in groups.sizes:
-        kept = kept_positions(size.extent, cut, groups.widths)
-        _set(module.get_submodule(size.layer), size, kept if isinstance(kept, int) else len(kept))
+    for layer, size, value in sizes_at(module, groups, cut):
+        _set(layer, size, value)
+
+
+def sizes_at(module: nn.Module, groups: ChannelGroups, cut: Cut) -> list[tuple[nn.Module, Size, int]]:
+    """What ``cut`` keeps of every size attribute that the trace recorded."""
+    kept = [kept_positions(size.extent, cut, groups.widths) for size in groups.sizes]
+    return [
+        (module.get_submodule(size.layer), size, each if isinstance(each, int) else len(each))
+        for size, each in zip(groups.sizes, kept, strict=True)
+    ]
 
 
 def _set(layer: nn.Module, size: Size, value: int) -> None:

@@ -5,12 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from fedtailor.client.sgd import Diverged
+from fedtailor.data.batches import Examples
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.method import Method
 from fedtailor.round import Dropped, Task, Update
+
+Answer = Update | Dropped
 
 
 class Engine(Protocol):
     """Runs tasks; a client that fails is a value among the results, not an exception."""
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
-        """One result per task, in any order."""
+    def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
+        """One result per task, in any order.
+
+        None says that nothing has arrived for a moment: an engine that waits for others never waits for long, so that
+        its caller can keep a deadline. Whoever stops listening before the end closes the iterator.
+        """
         ...
+
+
+def answer_to(task: Task, method: Method, data: Examples, model: ElasticModel) -> Answer:
+    """Do a task where the client's data is, and refuse at the source what nobody else could put down to this client."""
+    try:
+        update = method.perform(task, data, model)
+    except Diverged as error:
+        return Dropped(task.client.id, task.round, "diverged", str(error))
+    if update.client != task.client.id:
+        return Dropped(task.client.id, task.round, "wrong-client", f"answers for client {update.client}")
+    return update

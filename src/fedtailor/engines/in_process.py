@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedtailor.client.sgd import Diverged
 from fedtailor.data.federated import FederatedData
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.engines.engine import Answer, answer_to
 from fedtailor.method import Method
-from fedtailor.round import Dropped, Task, Update
+from fedtailor.round import Task
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,7 @@ class InProcess:
     model: ElasticModel
     data: FederatedData
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
         """One result per task, in the order of the tasks."""
         for task in tasks:
-            try:
-                yield self.method.perform(task, self.data.client(task.client.id), self.model)
-            except Diverged as error:
-                yield Dropped(task.client.id, task.round, "diverged", str(error))
+            yield answer_to(task, self.method, self.data.client(task.client.id), self.model)

@@ -8,9 +8,12 @@ p_max = the largest width of P within a client's budget, F_p = the first ceil(p 
 from __future__ import annotations
 
 import re
+from bisect import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from itertools import accumulate
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from torch import Tensor
@@ -73,7 +76,7 @@ class FjORD(Method):
     @property
     def candidates(self) -> tuple[Fraction, ...]:
         """P, ascending."""
-        return tuple(as_width(width) for width in self.widths)
+        return cast(tuple[Fraction, ...], self.widths)
 
     def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
         """F_p: the prefix of every group, except the columns of embeddings."""
@@ -113,21 +116,23 @@ class FjORD(Method):
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
         """The teacher F_p_max and the student F_p, p ~ D_P given p <= p_max; the student alone without distillation."""
         largest = _largest(task.patch.cut)
+        admissible = [width for width in self.candidates if width <= largest]
+        beyond = self.random_cut(task.client, task.round, model, task.seeds)
+        # With random dropout the next larger width of P may be drawn as well.
+        drawable = self.candidates[: len(admissible) + (beyond is not None)]
         generator = task.seeds.numpy("width", client=task.client.id, round=task.round, step=step)
         if self.per_layer:
-            student = self._mixed_cut(largest, generator, model)
+            student = self._mixed_cut(admissible, generator, model)
         else:
-            admissible = [width for width in self.candidates if width <= largest]
-            beyond = self.random_cut(task.client, task.round, model, task.seeds)
-            following = self.candidates[len(admissible) : len(admissible) + 1] if beyond is not None else ()
-            width = self._draw([*admissible, *following], generator)
+            width = self._draw(drawable, generator)
             if beyond is not None and width > largest:
                 return [beyond]
             student = self.cut_at(width, model)
+        if not self.distillation or len(admissible) == 1:
+            return [student]
         teacher = self.cut_at(largest, model)
-        # A student as wide as its teacher has nothing to learn: with alpha = 1 its gradient is zero.
-        same = student == teacher and (self.alpha == 1 or largest == self.candidates[0])
-        return [student] if same or not self.distillation else [teacher, student]
+        # A student as wide as its teacher has nothing to learn from it: with alpha = 1 its gradient is zero.
+        return [student] if student == teacher and self.alpha == 1 else [teacher, student]
 
     def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
         """CE(teacher, labels) + (1 - alpha) CE(student, labels) + alpha CE(student, teacher); both passes count."""
@@ -167,18 +172,20 @@ class FjORD(Method):
             channels[group] = np.sort(generator.choice(units, kept(share, units), replace=False)).tolist()
         return Cut.of(model.groups, channels)
 
-    def _mixed_cut(self, largest: Fraction, generator: np.random.Generator, model: ElasticModel) -> Cut:
-        admissible = [width for width in self.candidates if width <= largest]
-        channels = {}
-        for group in self.cut_at(self.candidates[0], model).channels:
-            width = self._draw(admissible, generator)
-            channels[group] = range(kept(width, model.groups.widths[group], self.align))
-        return Cut.of(model.groups, channels)
+    def _mixed_cut(
+        self, widths: Sequence[Fraction], generator: np.random.Generator, model: ElasticModel
+    ) -> Cut:
+        sliced = self.cut_at(self.candidates[0], model).channels
+        drawn = {group: self._draw(widths, generator) for group in sliced}
+        counts = {
+            group: kept(width, model.groups.widths[group], self.align) for group, width in drawn.items()
+        }
+        return Cut.of(model.groups, {group: range(count) for group, count in counts.items()})
 
-    def _draw(self, widths: list[Fraction], generator: np.random.Generator) -> Fraction:
+    def _draw(self, widths: Sequence[Fraction], generator: np.random.Generator) -> Fraction:
         """One of the first widths of P, with the probabilities of D_P given that it is one of them."""
-        shares = np.array(self.probabilities[: len(widths)] or [1.0] * len(widths))
-        return widths[int(generator.choice(len(widths), p=shares / shares.sum()))]
+        bounds = list(accumulate(self.probabilities[: len(widths)] or [1.0] * len(widths)))
+        return widths[bisect(bounds, generator.random() * bounds[-1], hi=len(widths) - 1)]
 
 
 def _largest(cut: Cut) -> Fraction:

@@ -62,12 +62,12 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
 def _counts(weight: object, num_examples: int) -> bool:
     """Whether a weight is a number above 0 and no more than the examples that the server knows of."""
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    return number and 0 < weight <= num_examples    # type: ignore[operator]
+    return number and 0 < weight <= num_examples  # type: ignore[operator]
 
 
 def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
     try:
-        real = Cut.of(model.groups, cut.channels) == cut    # known groups, sorted units that exist
+        real = Cut.of(model.groups, cut.channels) == cut  # known groups, sorted units that exist
     except FedtailorError:
         return False
     partial = task.reply.partial
@@ -82,9 +82,7 @@ def _shape(name: str, task: Task, update: Update, model: ElasticModel) -> tuple[
     return model.shape(name.partition("@")[0], update.patch.cut)
 
 
-def _fault_in_value(
-    name: str, value: Tensor, shape: tuple[int, ...], model: ElasticModel
-) -> tuple[str, str]:
+def _fault_in_value(name: str, value: Tensor, shape: tuple[int, ...], model: ElasticModel) -> tuple[str, str]:
     plain = name.partition("@")[0]
     dtype = model.dtype(plain)
     if tuple(value.shape) != shape:
@@ -94,5 +92,5 @@ def _fault_in_value(
     if value.is_floating_point() and not bool(value.isfinite().all()):
         return "non-finite", name
     if plain in model.statistics and not plain.endswith(".running_mean") and bool((value < 0).any()):
-        return "bad-statistics", f"{name}: below zero"    # the root of a negative variance is NaN for everyone
+        return "bad-statistics", f"{name}: below zero"  # the root of a negative variance is NaN for everyone
     return "", ""

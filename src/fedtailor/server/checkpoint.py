@@ -16,7 +16,7 @@ from fedtailor.wire import Buffer, decode, encode, settled
 REMEMBERED_ROUNDS = 2
 
 Memory = dict[str, Any]
-Memories = Mapping[int, Mapping[int, Memory]]    # client -> round in which it was kept -> what was kept
+Memories = Mapping[int, Mapping[int, Memory]]  # client -> round in which it was kept -> what was kept
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,18 @@ class Checkpoint:
     state: ServerState
     memories: Memories = field(default_factory=dict)
     best: Best | None = None
-    strikes: Mapping[int, int] = field(default_factory=dict)    # client -> how many of its updates were refused
+    strikes: Mapping[int, int] = field(default_factory=dict)  # client -> how many of its updates were refused
 
     def memory_of(self, client: int) -> tuple[int, Memory]:
         """What a client kept before this round, and in which round: (-1, {}) if it kept nothing.
 
         Keyed by round, because a client that keeps its memory itself may be a round ahead of a server that was resumed.
         """
-        kept = {round: memory for round, memory in self.memories.get(client, {}).items() if round < self.state.round}
+        kept = {
+            round: memory
+            for round, memory in self.memories.get(client, {}).items()
+            if round < self.state.round
+        }
         return (max(kept), dict(kept[max(kept)])) if kept else (-1, {})
 
     def after(self, state: ServerState, updates: Sequence[Update], best: Best | None) -> Checkpoint:
@@ -41,7 +45,10 @@ class Checkpoint:
         memories = dict(self.memories)
         for update in updates:
             if update.memory:
-                kept = {**memories.get(update.client, {}), self.state.round: settled(update.memory, "update.memory")}
+                kept = {
+                    **memories.get(update.client, {}),
+                    self.state.round: settled(update.memory, "update.memory"),
+                }
                 memories[update.client] = {round: kept[round] for round in sorted(kept)[-REMEMBERED_ROUNDS:]}
         return replace(self, state=settle(state), memories=memories, best=best)
 
@@ -75,4 +82,6 @@ def decode_checkpoint(data: Buffer, device: torch.device | str = "cpu") -> Check
         best = None if value["best"] is None else Best(*value["best"])
         return Checkpoint(state, value["memories"], best, value["strikes"])
     except (KeyError, TypeError) as error:
-        raise CorruptError(f"the checkpoint was written by another version of fedtailor: {error!r}") from error
+        raise CorruptError(
+            f"the checkpoint was written by another version of fedtailor: {error!r}"
+        ) from error

@@ -38,9 +38,9 @@ def calibrate(
         return state
     weights = dict(state.weights)
     cuts = [method.cut_for(budget, model) for budget in budgets]
-    for cut in {cut.tag: cut for cut in cuts}.values():    # widths may share a cut, but not a name
+    for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name
         for name in norm.tagged_statistics(model, cut):
-            weights.pop(name, None)    # statistics of older weights are of no use
+            weights.pop(name, None)  # statistics of older weights are of no use
         everyone = [client for client in clients if client.num_examples > 1]
         able = [client for client in everyone if fit(model, client.budget, method.align).holds(cut)]
         answers = _statistics(method, state, cut, able, model, engine, seeds)
@@ -75,7 +75,7 @@ def evaluate_tiers(
         deployed = method.deploy(state, tier.budget, model)
         # Equal cuts of different widths may have statistics of their own, which their tags name.
         cuts = tuple((patch.cut, patch.cut.tag) for patch in deployed.patches)
-        if cuts not in measured or len(cuts) > 1:    # tiers that are given the same piece are evaluated once
+        if cuts not in measured or len(cuts) > 1:  # tiers that are given the same piece are evaluated once
             measured[cuts] = evaluate_patches(model, deployed.patches, test)
         results[tier.name] = measured[cuts]
     return results

@@ -71,7 +71,9 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Fingerprint:
         if isinstance(value, Mapping):
             result.update(flat(value, f"{prefix}{key}."))
         else:
-            result[f"{prefix}{key}"] = value if isinstance(value, str | int | float | bool | None) else str(value)
+            result[f"{prefix}{key}"] = (
+                value if isinstance(value, str | int | float | bool | None) else str(value)
+            )
     return result
 
 
@@ -107,7 +109,7 @@ def _code(*objects: type[Any] | Callable[..., Any]) -> str:
         if getattr(item, "__module__", "").partition(".")[0] not in ("torch", "builtins", "abc"):
             try:
                 sources.append(inspect.getsource(item))
-            except (OSError, TypeError):    # typed into a prompt, or a callable object: its name has to do
+            except (OSError, TypeError):  # typed into a prompt, or a callable object: its name has to do
                 sources.append(getattr(item, "__qualname__", type(item).__qualname__))
     return _digest(*sorted(sources))
 

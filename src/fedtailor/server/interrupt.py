@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)    # Ctrl-C, and what batch systems send before they take the machine away
+SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # Ctrl-C, and what batch systems send before they take the machine away
 
 
 class Interrupted(KeyboardInterrupt):
@@ -20,7 +23,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, path: Path, round: int, number: int) -> None:
         super().__init__(f"stopped after round {round}, which is saved in {path}")
         self.path, self.round = path, round
-        self.exit_code = 128 + number    # as the shell counts
+        self.exit_code = 128 + number  # as the shell counts
 
 
 @dataclass

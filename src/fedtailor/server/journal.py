@@ -8,8 +8,9 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedtailor.server import generations
 from fedtailor.server.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from fedtailor.server.fingerprint import Fingerprint, differences, refuse_drift
 from fedtailor.server.generations import Generation
+from fedtailor.server.interrupt import Interrupted, Request, stop_requests
 from fedtailor.server.run_folder import CHECKPOINTS, EVENTS, METRICS, Row, RunFolder
 from fedtailor.server.storage import (
     LOCK,
@@ -38,7 +40,7 @@ from fedtailor.server.storage import (
     write_file,
 )
 
-STRAY_SECONDS = 3600    # younger leftovers may belong to a run that is being made at this moment
+STRAY_SECONDS = 3600  # younger leftovers may belong to a run that is being made at this moment
 
 
 @dataclass(frozen=True)
@@ -55,55 +57,71 @@ class CheckpointSettings:
         require(self.keep >= 1, "checkpoint.keep", self.keep, "at least 1")
 
 
-class Journal:
-    """The right to write into a run folder, and what was written last. Made by ``create`` or ``open``."""
+class Unsaved:
+    """Stands in for a journal where a run is not saved: only the state of the best round is kept, in memory."""
 
-    def __init__(self, folder: RunFolder, lock: Lock) -> None:
+    history: Sequence[Row] = ()
+
+    def __init__(self, start: Checkpoint) -> None:
+        self.at = self._best = start
+
+    def record(self, row: Row, at: Checkpoint) -> None:
+        """Note a round."""
+        if at.best is not None and at.best.round == row["round"]:
+            self._best = at
+
+    def state_of(self, round: int) -> ServerState:
+        """The state of the best round."""
+        assert self._best.state.round == round, "only the best state is kept"
+        return self._best.state
+
+    def until_asked_to_stop(self) -> AbstractContextManager[object]:
+        """Ctrl-C does what it always does."""
+        return nullcontext()
+
+    def stop_if_asked(self, at: Checkpoint) -> None:
+        """Nobody asks."""
+
+
+class Journal:
+    """The right to write into a run folder, and what was written last.
+
+    Made by ``create`` for a new run or by ``open`` for one that was interrupted; ``begin`` sets it going.
+    """
+
+    def __init__(self, folder: RunFolder, lock: Lock, found: generations.Found | None) -> None:
         self.folder, self.lock = folder, lock
         self.settings = CheckpointSettings()
         self.history: list[Row] = []
+        self._found = found
+        self._place = folder.path  # where a new folder will appear
+        self._at: Checkpoint | None = None
         self._device = torch.device("cpu")
         self._fingerprint: Fingerprint = {}
-        self._saved: tuple[int | None, str] = (None, "")    # round and digest of the newest generation
+        self._saved: tuple[int | None, str] = (None, "")  # round and digest of the newest generation
         self._metrics, self._metrics_size = hashlib.sha256(), 0
-        self._found: generations.Found | None = None
-        self._at: Checkpoint | None = None
+        self._request = Request()
 
     @classmethod
-    def create(
-        cls,
-        path: Path,
-        texts: Mapping[str, str],
-        fingerprint: Fingerprint,
-        settings: CheckpointSettings,
-        start: Checkpoint,
-    ) -> Journal:
-        """A new folder with these files and the state before the first round; it appears complete or not at all."""
+    def create(cls, path: Path, texts: Mapping[str, str]) -> Journal:
+        """A new folder with these files. It appears, complete, when the run begins."""
         if in_use(path):
             raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
         if path.exists():
             raise _exists(path)
         part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-        with disk_errors(path, 0):
-            part.mkdir(parents=True)
+        _make_folder(part, path)
+        _remove_strays(path)
         try:
-            _remove_strays(path)
             with disk_errors(path, 0):
                 for name, text in {**texts, LOCK: "", METRICS: ""}.items():
                     write_file(part / name, [text.encode()])
                 (part / CHECKPOINTS).mkdir()
-            journal = cls(RunFolder(part), Lock(part))
-            journal._take(settings, fingerprint, start)
-            journal.save(start)
-            with disk_errors(path, 0):
-                sync_folder(part)
-                _put_in_place(part, path)
-                sync_folder(path.parent)
+            journal = cls(RunFolder(part), Lock(part), None)
         except FedtailorError:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        journal.folder = RunFolder(path)
-        journal.log("started")
+        journal._place = path
         return journal
 
     @classmethod
@@ -111,63 +129,72 @@ class Journal:
         """Lock an existing folder and find its newest good generation; nothing is changed yet."""
         if not path.is_dir():
             raise FedtailorError(f"{path}: no such run folder")
-        journal = cls(RunFolder(path), Lock(path))
+        lock = Lock(path)
         try:
-            journal._found = generations.newest(path / CHECKPOINTS, lambda found: _check_metrics(path, found))
+            found = generations.newest(path / CHECKPOINTS, lambda found: _check_metrics(path, found))
         except FedtailorError:
-            journal.close()
+            lock.release()
             raise
-        return journal
+        return cls(RunFolder(path), lock, found)
 
     def begin(
         self,
         fingerprint: Fingerprint,
         settings: CheckpointSettings,
+        start: Checkpoint,
         device: torch.device,
         *,
         allow_drift: bool = False,
-        on_notice: Callable[[str], None] = lambda _: None,
+        on_notice: Callable[[str], None] = warnings.warn,
     ) -> None:
-        """Go on from the generation that ``open`` found, if the run is still the run that was saved."""
+        """Start at ``start``, or go on from what was found if the run is still the run that was saved."""
+        changed: list[str] = []
+        if self._found is not None:
+            changed = differences(self._found.generation.header["fingerprint"], fingerprint)
+            if not allow_drift:
+                refuse_drift(self.folder.path, changed)
+        self.settings, self._fingerprint, self._device = settings, fingerprint, device
+        if not self.lock.held:
+            on_notice(f"{self.folder.path} cannot be locked on this system: start no second run there")
+        self.lock.sign(f"process {os.getpid()} on {platform.node()}")
         if self._found is None:
-            raise FedtailorError("a journal begins once, after it was opened")
-        generation, path = self._found.generation, self.folder.path
-        changed = differences(generation.header["fingerprint"], fingerprint)
-        if not allow_drift:
-            refuse_drift(path, changed)
-        at = decode_checkpoint(generation.payload, device)
+            self._appear(start)
+        else:
+            self._go_on(self._found, changed, on_notice)
+
+    def _appear(self, start: Checkpoint) -> None:
+        """Save the state before the first round, then let the folder be seen."""
+        part, path = self.folder.path, self._place
+        self.save(start)
+        with disk_errors(path, 0):
+            sync_folder(part)
+            _put_in_place(part, path)
+            sync_folder(path.parent)
+        self.folder, self._at = RunFolder(path), start
+        self.log("started")
+
+    def _go_on(self, found: generations.Found, changed: list[str], on_notice: Callable[[str], None]) -> None:
+        """Take up the state of a generation and drop every trace of what came after it."""
+        generation, path = found.generation, self.folder.path
+        self._at = decode_checkpoint(generation.payload, self._device)
+        self._saved = (generation.round, generation.digest)
         with self._advice():
             generations.clean(path / CHECKPOINTS)
             truncate_file(path / METRICS, generation.header["metrics_size"])
-            self._take(settings, fingerprint, at, device)
-            kept = (path / METRICS).read_bytes()
-            self._metrics, self._metrics_size = hashlib.sha256(kept), len(kept)
-            self._saved = (generation.round, generation.digest)
-            self.history = self.folder.rows()
-            append_file(path / EVENTS, b"\n")    # ends a line that was cut short
-            self.log("resumed", round=generation.round, refused=self._found.refused, changed=changed)
-        for reason in self._found.refused:
+            append_file(path / EVENTS, b"\n")  # ends a line that was cut short
+        kept = (path / METRICS).read_bytes()
+        self._metrics, self._metrics_size = hashlib.sha256(kept), len(kept)
+        self.history = self.folder.rows()
+        self.log("resumed", round=generation.round, refused=found.refused, changed=changed)
+        for reason in found.refused:
             on_notice(f"{reason}; going on from round {generation.round}")
         for line in changed:
             on_notice(f"changed since the run was saved: {line}")
-        self._found = None
-
-    def _take(
-        self,
-        settings: CheckpointSettings,
-        fingerprint: Fingerprint,
-        at: Checkpoint,
-        device: torch.device | None = None,
-    ) -> None:
-        self.settings, self._fingerprint, self._at = settings, fingerprint, at
-        self._device = device or self._device
-        self.lock.sign(f"process {os.getpid()} on {platform.node()}")
 
     @property
     def at(self) -> Checkpoint:
         """Where the run is."""
-        if self._at is None:
-            raise FedtailorError("the journal has not begun")
+        assert self._at is not None, "the journal has not begun"
         return self._at
 
     def record(self, row: Row, at: Checkpoint) -> None:
@@ -199,11 +226,31 @@ class Journal:
             "fingerprint": self._fingerprint,
         }
         with self._advice():
-            sync_file(self.folder.path / METRICS)    # before the generation that counts its bytes
+            sync_file(self.folder.path / METRICS)  # before the generation that counts its bytes
             digest = generations.save(folder, header, encode_checkpoint(at))
             self._saved = (at.state.round, digest)
             best = None if at.best is None else at.best.round
             generations.prune(folder, at.state.round, self.settings.keep, best)
+
+    def finish(self, at: Checkpoint, save_weights: Callable[[RunFolder], None]) -> None:
+        """The run has come to its end."""
+        self.save(at)
+        with self._advice():
+            save_weights(self.folder)
+        self.log("finished", round=at.state.round, best_round=at.best.round if at.best else None)
+
+    @contextmanager
+    def until_asked_to_stop(self) -> Iterator[None]:
+        """Within this block Ctrl-C is noted, and ``stop_if_asked`` obeys."""
+        with stop_requests() as self._request:
+            yield
+
+    def stop_if_asked(self, at: Checkpoint) -> None:
+        """Save and stop, if Ctrl-C was pressed during the round."""
+        if self._request.number:
+            self.save(at)
+            self.log("stopped", round=at.state.round)
+            raise Interrupted(self.folder.path, at.state.round, self._request.number)
 
     def state_of(self, round: int) -> ServerState:
         """The state of an earlier round that was kept."""
@@ -222,7 +269,7 @@ class Journal:
             yield
         except StorageError as error:
             round = self._saved[0]
-            if round is None:    # the folder is only being made
+            if round is None:  # the folder is only being made
                 raise
             raise StorageError(
                 f"{error}. Round {round} is saved and nothing before it is lost: when there is room again, "
@@ -230,7 +277,9 @@ class Journal:
             ) from error
 
     def close(self) -> None:
-        """Let others write."""
+        """Let others write; a folder that never appeared is removed."""
+        if self._at is None and self._found is None:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
         self.lock.release()
 
     def __enter__(self) -> Journal:
@@ -255,9 +304,19 @@ def _check_metrics(path: Path, generation: Generation) -> None:
 
 def _exists(path: Path) -> FedtailorError:
     return FedtailorError(
-        f"run folder {path} exists already: `fedtailor resume {path}` goes on with it; for a new run choose another name "
-        "(--set name=...) or remove it"
+        f"run folder {path} exists already: `fedtailor resume {path}` goes on with it; "
+        "for a new run choose another name (--set name=...) or remove it"
     )
+
+
+def _make_folder(part: Path, path: Path) -> None:
+    try:
+        with disk_errors(path, 0):
+            part.mkdir(parents=True)
+    except StorageError as error:
+        if isinstance(error.__cause__, NotADirectoryError | FileExistsError | PermissionError):
+            raise FedtailorError(str(error)) from error  # a path that cannot hold a folder, not a disk
+        raise
 
 
 def _put_in_place(part: Path, path: Path) -> None:

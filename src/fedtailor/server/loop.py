@@ -1,19 +1,19 @@
 """The one round loop, for every method and every engine.
 
-    round r → fleet.capacity → method.participants → sample → clients with this round's budgets
-    client  → method.assign → Task
-    tasks   → engine.run → updates           (method.perform on the client)
-    updates → check_answers → method.merge → state of round r + 1
-    every k rounds: calibrate → deploy(budget) per tier → evaluation → method.observe
-    → one metrics row
+round r → fleet.capacity → method.participants → sample → clients with this round's budgets
+client  → method.assign → Task
+tasks   → engine.run → updates           (method.perform on the client)
+updates → check_answers → method.merge → state of round r + 1
+every k rounds: calibrate → deploy(budget) per tier → evaluation → method.observe
+→ one metrics row and a checkpoint: all that the next round needs
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtailor.data.federated import FederatedData
@@ -22,11 +22,13 @@ from fedtailor.engines.engine import Engine
 from fedtailor.errors import require
 from fedtailor.fleet import Fleet
 from fedtailor.method import Method
-from fedtailor.round import Dropped, ServerState, Task, Update
+from fedtailor.round import Dropped, Task, Update
 from fedtailor.server.checking import check_answers
+from fedtailor.server.checkpoint import Checkpoint, settle
 from fedtailor.server.evaluation import calibrate, evaluate_tiers
 from fedtailor.server.sampling import sample
 from fedtailor.server.seeds import Seeds
+from fedtailor.server.stopping import Stopping
 
 Row = dict[str, Any]
 
@@ -37,7 +39,8 @@ class RoundSettings:
 
     rounds: int = 20
     clients_per_round: int = 10
-    evaluate_every: int = 5    # rounds; the last round is always evaluated
+    evaluate_every: int = 5  # rounds; the last round is always evaluated
+    stopping: Stopping = field(default_factory=Stopping)
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
@@ -53,33 +56,43 @@ def run_rounds(
     engine: Engine,
     settings: RoundSettings,
     seeds: Seeds,
-    on_row: Callable[[Row, ServerState], None],
-) -> ServerState:
-    """Run all rounds; ``on_row`` is told about each of them as it ends."""
-    state = method.init(model)
-    memories: dict[int, tuple[int, Mapping[str, Any]]] = {}    # what each client keeps for itself, and since when
-    while state.round < settings.rounds:
-        started = time.monotonic()
+    on_round: Callable[[Row, Checkpoint], None],
+    start: Checkpoint | None = None,
+) -> Checkpoint:
+    """Run the rounds that are left; ``on_round`` is told about each of them as it ends.
+
+    A run that starts from a checkpoint of itself goes through the same rounds, bit for bit.
+    """
+    at = start or first_checkpoint(method, model)
+    while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
+        started, state = time.monotonic(), at.state
         clients = fleet.capacity(data.sizes, state.round, seeds)
         cohort = sample(method.participants(state, clients), settings.clients_per_round, state.round, seeds)
         tasks = [method.assign(state, client, model, seeds) for client in cohort]
-        tasks = [_with_memory(task, slot, memories) for slot, task in enumerate(tasks)]
+        tasks = [_with_memory(task, slot, at) for slot, task in enumerate(tasks)]
         updates, dropped = check_answers(tasks, engine.run(tasks), model)
-        memories.update({update.client: (state.round, update.memory) for update in updates if update.memory})
-        state = method.merge(state, updates, model)
-        row = account(method, model, tasks, updates, dropped)
+        state, best = method.merge(state, updates, model), at.best
+        row = {"round": state.round, **account(method, model, tasks, updates, dropped)}
         if state.round % settings.evaluate_every == 0 or state.round == settings.rounds:
             budgets = [tier.budget for tier in fleet.tiers]
             state = calibrate(method, state, budgets, clients, model, engine, seeds)
             row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test)
             state = method.observe(state, row["tiers"])
-        on_row({"round": state.round, **row, "seconds": round(time.monotonic() - started, 4)}, state)
-    return state
+            best = settings.stopping.judge(best, state.round, row["tiers"])
+            row["best_round"] = best.round
+        at = at.after(state, updates, best)
+        on_round({**row, "seconds": round(time.monotonic() - started, 4)}, at)
+    return at
 
 
-def _with_memory(task: Task, slot: int, memories: Mapping[int, tuple[int, Mapping[str, Any]]]) -> Task:
-    since, memory = memories.get(task.client.id, (-1, {}))
-    return replace(task, slot=slot, memory=dict(memory), memory_round=since)
+def first_checkpoint(method: Method, model: ElasticModel) -> Checkpoint:
+    """Where a run starts."""
+    return Checkpoint(settle(method.init(model)))
+
+
+def _with_memory(task: Task, slot: int, at: Checkpoint) -> Task:
+    since, memory = at.memory_of(task.client.id)
+    return replace(task, slot=slot, memory=memory, memory_round=since)
 
 
 def account(

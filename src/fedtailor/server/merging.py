@@ -23,7 +23,7 @@ def by_samples(update: Update) -> float:
     return update.weight
 
 
-def by_count(update: Update) -> float:    # noqa: ARG001
+def by_count(update: Update) -> float:  # noqa: ARG001
     """HeteroFL's weight: every client counts the same."""
     return 1.0
 

@@ -1,96 +1,86 @@
-"""The folder of a run: resolved config, environment, one metrics row per round, final weights."""
+"""The folder of a run, for reading: settings, one metrics row per round, final weights.
+
+config.toml            the settings with every default filled in
+environment.json       versions and machine, for the record
+metrics.jsonl          one row per round; depends on the settings alone, so a resumed run has the same bytes
+events.jsonl           what happened when: starts, resumes, seconds of each round
+checkpoints/           the last generations of the state and the best one (see generations.py)
+weights.safetensors    the result; there when the run has come to its end
+run.lock               locked while a run writes here
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
+from fedtailor.server.storage import replace_file
 
-RECORDED_PACKAGES = ("fedtailor", "torch", "numpy", "safetensors", "pydantic", "scikit-learn")
+CONFIG = "config.toml"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+CHECKPOINTS = "checkpoints"
+WEIGHTS = "weights.safetensors"
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes; nothing that exists is ever overwritten."""
+    """Where a run writes; ``Journal`` holds the pen."""
 
     path: Path
-
-    @staticmethod
-    def create(path: Path, config: str, environment: Mapping[str, Any]) -> RunFolder:
-        """A new folder with the resolved config and the environment in it."""
-        if path.exists():
-            raise FedtailorError(f"run folder {path} exists already: choose another name (--set name=...) or remove it")
-        try:
-            path.mkdir(parents=True)
-            folder = RunFolder(path)
-            folder._write("config.toml", config)
-            folder._write("environment.json", json.dumps(environment, indent=2) + "\n")
-        except OSError as error:
-            raise FedtailorError(f"run folder {path} cannot be written: {error.strerror or error}") from error
-        return folder
 
     @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
-        return (self.path / "weights.safetensors").is_file()
+        return (self.path / WEIGHTS).is_file()
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Add one line to ``metrics.jsonl``."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All metrics rows."""
-        file = self.path / "metrics.jsonl"
+    def rows(self) -> list[Row]:
+        """All metrics rows, each with the seconds that its round took."""
+        file = self.path / METRICS
         if not file.is_file():
-            raise FedtailorError(f"{self.path}: no metrics.jsonl there; expected the folder of a run")
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            raise FedtailorError(f"{self.path}: no {METRICS} there; expected the folder of a run")
+        seconds = {
+            event["round"]: event.get("seconds") for event in self.events() if event.get("event") == "round"
+        }
+        # A run that is writing at this moment may show half a line.
+        lines = file.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        rows = [json.loads(line) for line in lines]
+        return [{**row, "seconds": row.get("seconds", seconds.get(row["round"], 0.0))} for row in rows]
+
+    def events(self) -> list[Row]:
+        """What happened when. Lines that a crash cut short are left out."""
+        file = self.path / EVENTS
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        return [event for event in map(_parsed, lines) if event]
 
     def save_weights(self, weights: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
         """Write the final weights: all of them, or none."""
-        target, temporary = self.path / "weights.safetensors", self.path / "weights.safetensors.part"
         values = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-        save_file(values, temporary, metadata={"ties": json.dumps(dict(ties))})
-        os.replace(temporary, target)
+        replace_file(self.path / WEIGHTS, [save(values, metadata={"ties": json.dumps(dict(ties))})])
 
     def load_weights(self) -> dict[str, Tensor]:
         """The final weights."""
-        file = self.path / "weights.safetensors"
+        file = self.path / WEIGHTS
         try:
             return load_file(file)
         except (OSError, SafetensorError) as error:
             raise FedtailorError(f"{file} cannot be read: {error}") from error
 
-    def _write(self, name: str, text: str) -> None:
-        (self.path / name).write_text(text, encoding="utf-8")
 
-
-def describe_environment(threads: int, device: str) -> dict[str, Any]:
-    """Versions and settings that may change the bits of a result."""
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(terse=True),
-        "packages": {name: _version(name) for name in RECORDED_PACKAGES},
-        "threads": threads,
-        "device": device,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-    }
-
-
-def _version(package: str) -> str:
+def _parsed(line: str) -> Row:
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}

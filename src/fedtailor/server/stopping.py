@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedtailor.errors import require, unknown
 
-Tiers = Mapping[str, Mapping[str, float]]    # tier -> metric -> value
+Tiers = Mapping[str, Mapping[str, float]]  # tier -> metric -> value
 
 MEAN = "mean"
 
@@ -20,7 +20,7 @@ class Best:
 
     round: int
     value: float
-    since: int = 0    # evaluations after it that were not better
+    since: int = 0  # evaluations after it that were not better
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Stopping:
         sign = -1 if self.goal == "min" or (self.goal == "auto" and _less_is_better(name)) else 1
         if best is None or math.isnan(best.value):
             return Best(round, value)
-        gained = sign * (value - best.value)    # NaN is never better
+        gained = sign * (value - best.value)  # NaN is never better
         return Best(round, value) if gained > self.min_delta else Best(best.round, best.value, best.since + 1)
 
     def reached(self, best: Best | None) -> bool:
@@ -74,7 +74,9 @@ class Stopping:
             name = next((key for key in first if key != "loss"), "loss")
         if name not in first:
             raise unknown("metric (stopping.metric)", name, first)
-        values = [metrics[name] for metrics in tiers.values()] if self.tier == MEAN else [tiers[self.tier][name]]
+        values = (
+            [metrics[name] for metrics in tiers.values()] if self.tier == MEAN else [tiers[self.tier][name]]
+        )
         return name, sum(values) / len(values)
 
 

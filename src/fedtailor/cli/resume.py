@@ -1,0 +1,38 @@
+"""``fedtailor resume``: go on with a run that was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.output import JsonOption, RoundProgress, messages, refuse_if_in_use, stoppable
+from fedtailor.cli.run import show
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of the run, e.g. runs/first.")],
+    allow_drift: Annotated[
+        bool,
+        typer.Option(
+            "--allow-drift", help="Go on although config, model, data, versions or threads changed."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with an interrupted run after its last saved round, to the result it would have had."""
+    refuse_if_in_use(folder)
+    from fedtailor.config import load_config
+    from fedtailor.run import resume as go_on
+    from fedtailor.server.run_folder import CONFIG
+
+    rounds = load_config(folder / CONFIG).rounds if (folder / CONFIG).is_file() else 0
+    with stoppable(folder, f"fedtailor resume {folder}"), RoundProgress(folder.name, rounds) as progress:
+        finished = go_on(folder, allow_drift=allow_drift, on_row=progress, on_notice=notice)
+    show(finished, folder, as_json)
+
+
+def notice(text: str) -> None:
+    """Say what the user should know and need not act on."""
+    messages.print(f"note: {text}", markup=False, soft_wrap=True)

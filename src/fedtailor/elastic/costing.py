@@ -1,0 +1,136 @@
+"""What the cuts of one model cost: counted when first asked for, remembered, and read off curves by ``fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import TYPE_CHECKING
+
+from fedtailor.data.batches import inputs_of
+from fedtailor.elastic.cost import Cost, examples_in
+from fedtailor.elastic.curves import Counts, Curve, of_tensors, recorded, total
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.memory import Workload, imagined_parts, saved_parts
+from fedtailor.elastic.timing import step_time
+
+if TYPE_CHECKING:
+    from fedtailor.elastic.model import ElasticModel
+
+CHECKED_BATCH = 2  # examples with which the memory of a curve is compared with a real run
+REMEMBERED = 4096  # counts kept at once
+
+
+class Costing:
+    """The costs of one model.
+
+    A cost depends on how many units of each group are kept, not on which: *counts* lists them, one number for
+    each elastic group. Nothing is counted before it is asked for.
+    """
+
+    def __init__(self, model: ElasticModel) -> None:
+        self._model = model
+        groups = model.groups
+        self.full: Counts = tuple(groups.widths[group] for group in groups.elastic)
+        stored = [name for name in groups.extents if name not in model.constants]
+        sizes = {name: model.dtype(name).itemsize for name in groups.extents}
+        self._tensors = {
+            "params": of_tensors(groups, ((name, 1) for name in model.parameters)),
+            "bytes": of_tensors(groups, ((name, sizes[name]) for name in stored)),
+            "held": of_tensors(groups, sizes.items()),
+            "trained": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.trainable)),
+        }
+        self._recorded: dict[str, Curve | None] = {}
+        self._remembered: dict[tuple[object, ...], int] = {}
+
+    def counts(self, cut: Cut) -> Counts:
+        """How many units of each elastic group a cut keeps."""
+        groups = self._model.groups
+        return tuple(cut.width(group, groups.widths[group]) for group in groups.elastic)
+
+    def cut(self, counts: Counts) -> Cut:
+        """The prefix cut of these counts."""
+        groups = self._model.groups
+        return Cut.of(groups, {group: range(kept) for group, kept in zip(groups.elastic, counts, strict=True)})
+
+    def of(self, cut: Cut, workload: Workload | None = None) -> Cost:
+        """Parameters, multiply-accumulates and bytes; with a workload, also the memory that training takes."""
+        counts, fixed = self.counts(cut), tuple(cut.channels.get(g) for g in self._model.groups.fixed)
+        if any(units is not None for units in fixed):
+            return self._counted(cut)
+        memory = None if workload is None else self.measure("memory", counts, workload)
+        return Cost(
+            self.measure("params", counts), self.measure("macs", counts), self.measure("bytes", counts), memory
+        )
+
+    def measure(self, limit: str, counts: Counts, workload: Workload | None = None) -> int:
+        """The cost that a limit speaks of, in the unit of the limit."""
+        workload = workload or Workload()
+        if limit in self._tensors:
+            return self._tensors[limit].at(counts)
+        if limit == "macs":
+            curve = self._recorded.get("macs")
+            batch = examples_in(*inputs_of(self._model.example))
+            return (curve.at(counts) if curve else self._once(("macs", counts), self._products)) // batch
+        if limit == "memory":
+            copies = 1 + workload.optimiser_slots  # gradients, and what the optimiser keeps
+            return (
+                2 * self._tensors["held"].at(counts)  # as received, and as trained
+                + copies * self._tensors["trained"].at(counts)
+                + self._saved(counts, workload.batch_size)
+            )
+        assert limit == "step_time", limit
+        return self._once(
+            ("step_time", counts, workload), lambda counts: step_time(self._model, self.cut(counts), workload)
+        )
+
+    def record(self, limit: str) -> None:
+        """Write down the curve behind a limit, so that any number of cuts can be compared."""
+        if limit in self._recorded or limit not in ("macs", "memory"):
+            return
+        # The curve must agree with a count where every group keeps another share of its units: 20 % to 80 %.
+        checked = tuple(ceil(width * (2 + group % 7) / 10) for group, width in enumerate(self.full))
+        if limit == "macs":
+            curve = recorded(lambda counts: self._model.products(self.cut(counts)), self.full)
+            exact = curve is not None and curve.at(checked) == self._products(checked)
+        else:
+            try:
+                curve = recorded(self._imagined, (*self.full, CHECKED_BATCH + 1))
+            except (RuntimeError, TypeError, ValueError):  # code that looks at values cannot run without them
+                curve = None
+            real = total(saved_parts(self._model, self.cut(checked), CHECKED_BATCH)) if curve else 0
+            exact = curve is not None and curve.at((*checked, CHECKED_BATCH)) == real
+        self._recorded[limit] = curve if exact else None
+
+    def _saved(self, counts: Counts, batch_size: int) -> int:
+        """Bytes that autograd saves in one step; measured on real tensors where the curve does not hold."""
+        self.record("memory")
+        curve = self._recorded["memory"]
+        if curve is not None:
+            return curve.at((*counts, batch_size))
+        return self._once(
+            ("saved", counts, batch_size),
+            lambda counts: total(saved_parts(self._model, self.cut(counts), batch_size)),
+        )
+
+    def _imagined(self, variables: Counts) -> list[tuple[int, ...]]:
+        return imagined_parts(self._model, self.cut(variables[:-1]), variables[-1])
+
+    def _products(self, counts: Counts) -> int:
+        return total(self._model.products(self.cut(counts)))
+
+    def _once(self, key: tuple[object, ...], count: Callable[[Counts], int]) -> int:
+        if key not in self._remembered:
+            while len(self._remembered) >= REMEMBERED:
+                self._remembered.pop(next(iter(self._remembered)))
+            self._remembered[key] = count(key[1])  # type: ignore[arg-type]
+        return self._remembered[key]
+
+    def _counted(self, cut: Cut) -> Cost:
+        """A cut into an output or vocabulary axis, which no curve describes."""
+        model = self._model
+        sizes = {name: total([model.shape(name, cut)]) for name in model.groups.extents}
+        return Cost(
+            params=sum(sizes[name] for name in model.parameters),
+            macs=total(model.products(cut)) // examples_in(*inputs_of(model.example)),
+            bytes=sum(sizes[name] * model.dtype(name).itemsize for name in sizes if name not in model.constants),
+        )

@@ -1,0 +1,92 @@
+"""Tasks and answers as plain values, which travel between processes in the wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.patch import Patch
+from fedtailor.engines.engine import Answer
+from fedtailor.round import Client, Dropped, Reply, Task, Update
+from fedtailor.server.seeds import Seeds
+
+Value = dict[str, Any]
+
+
+def task_value(task: Task) -> Value:
+    """A task without the tensors of its patch, which travel by themselves: several tasks may share them."""
+    client = task.client
+    return {
+        "client": [client.id, client.tier, client.num_examples, client.slot],
+        "budget": {name: _plain(limit) for name, limit in client.budget.limits.items()},
+        "round": task.round,
+        "cut": cut_value(task.patch.cut),
+        "reply": [sorted(task.reply.names), cut_value(task.reply.cut), sorted(task.reply.partial)],
+        "seeds": str(task.seeds.root),
+        "action": task.action,
+        "slot": task.slot,
+        "memory": dict(task.memory),
+        "memory_round": task.memory_round,
+    }
+
+
+def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
+    """The task of a value and the tensors of its patch."""
+    number, tier, num_examples, place = value["client"]
+    names, cut, partial = value["reply"]
+    return Task(
+        client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
+        round=value["round"],
+        patch=Patch(dict(patch), cut_of(value["cut"])),
+        reply=Reply(frozenset(names), cut_of(cut), frozenset(partial)),
+        seeds=Seeds(int(value["seeds"])),
+        action=value["action"],
+        slot=value["slot"],
+        memory=value["memory"],
+        memory_round=value["memory_round"],
+    )
+
+
+def answer_value(answer: Answer) -> Value:
+    """An update, or why there is none."""
+    if isinstance(answer, Dropped):
+        return {"dropped": [answer.client, answer.round, answer.reason, answer.detail]}
+    return {
+        "update": [answer.client, answer.round, answer.base_round],
+        "weight": _plain(answer.weight),
+        "metrics": {name: _plain(metric) for name, metric in answer.metrics.items()},
+        "memory": dict(answer.memory),
+        "cut": cut_value(answer.patch.cut),
+        "values": dict(answer.patch.values),
+    }
+
+
+def answer_of(value: Mapping[str, Any]) -> Answer:
+    """The answer of a value; whether it may be merged is for the server to check."""
+    if "dropped" in value:
+        return Dropped(*value["dropped"])
+    client, round, base_round = value["update"]
+    patch = Patch(value["values"], cut_of(value["cut"]))
+    return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])
+
+
+def cut_value(cut: Cut) -> list[Any]:
+    """Prefixes as their length, other units as a list."""
+    units = {group: len(u) if isinstance(u, range) else list(u) for group, u in cut.channels.items()}
+    return [units, cut.tag]
+
+
+def cut_of(value: list[Any]) -> Cut:
+    """The cut of a value; it says what the writer's cut said, checked or not."""
+    channels, tag = value
+    return Cut({g: range(u) if isinstance(u, int) else tuple(u) for g, u in channels.items()}, tag)
+
+
+def _plain(number: Any) -> Any:
+    """Exact numbers as text, and NumPy's as Python's: the wire knows no others."""
+    if isinstance(number, Fraction):
+        return str(number)
+    return float(number) if isinstance(number, float) else number

@@ -1,0 +1,155 @@
+"""One worker process as its parent sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import torch
+
+from fedtailor.elastic.patch import Patch
+from fedtailor.engines.engine import Answer
+from fedtailor.engines.lifeline import beat_of
+from fedtailor.engines.luggage import NotPortable
+from fedtailor.engines.messages import answer_of, task_value
+from fedtailor.engines.shared_memory import SharedMemory, aligned
+from fedtailor.engines.worker import ANSWER, FAILED, READY, SIGNAL, START
+from fedtailor.errors import FedtailorError
+from fedtailor.round import Task
+from fedtailor.wire import DecodeError, decode, encode
+
+# The path first: what follows may be found nowhere else.
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fedtailor.engines.worker import main; main()"
+START_SECONDS = 120.0  # importing PyTorch takes one or two on an idle machine
+SILENCE_SECONDS = 60.0  # a worker that shows no life for so long is stopped or stuck
+REAP_SECONDS = 10.0
+
+
+class Died(Exception):  # noqa: N818  (what happened to the worker)
+    """The worker is gone or of no more use."""
+
+
+class WorkerFailed(FedtailorError):  # noqa: N818
+    """The code that a worker ran raised an error; the message holds its traceback."""
+
+
+class WorkerProcess:
+    """A child process, its mailbox, and the task that it is at."""
+
+    def __init__(self, luggage: SharedMemory) -> None:
+        self.task: Task | None = None
+        self.ready = False
+        self._number = 0
+        self._patch: Patch | None = None  # what lies in the mailbox
+        self._patch_bytes = 0
+        self._received = b""
+        self._beat, self._silent = 0, 0.0
+        self._seen = self._started = time.monotonic()
+        self._mailbox = SharedMemory()
+        self._line, theirs = socket.socketpair()
+        self._line.setblocking(False)
+        with theirs:
+            self._process = _spawn(theirs.fileno(), self._mailbox.descriptor, luggage.descriptor)
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when there is something to ``receive``."""
+        return self._line.fileno()
+
+    def give(self, task: Task) -> None:
+        """Hand over a task; the worker must be idle."""
+        if self._patch is not task.patch:  # statistics queries ask many clients about one patch
+            end = self._mailbox.write(START, encode(dict(task.patch.values)))
+            self._patch, self._patch_bytes = task.patch, end - START
+        rest = aligned(START + self._patch_bytes)
+        end = self._mailbox.write(rest, encode(task_value(task)))
+        self._number += 1
+        self.task = task
+        try:
+            self._line.sendall(SIGNAL.pack(self._number, self._patch_bytes, end - rest))
+        except OSError as error:
+            raise Died(str(error)) from error
+
+    def receive(self) -> Answer | None:
+        """The answer to the task, or None if there is nothing of the kind yet. Does not wait."""
+        try:
+            more = self._line.recv(SIGNAL.size - len(self._received))
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise Died(str(error)) from error
+        if not more:
+            raise Died("it hung up")
+        self._received += more
+        if len(self._received) < SIGNAL.size:
+            return None
+        kind, start, size = SIGNAL.unpack(self._received)
+        self._received = b""
+        try:
+            with self._mailbox.view(start + size) as view:
+                value = decode(view[start : start + size])
+        except DecodeError as error:
+            raise Died(f"its answer cannot be read: {error}") from error
+        if kind == FAILED:
+            raise WorkerFailed(self._blame(str(value)))
+        if kind == READY:
+            self.ready = True
+            return None
+        if kind != ANSWER or self.task is None or value[0] != self._number:
+            raise Died("it answered what was not asked")
+        self.task = None
+        return answer_of(value[1])
+
+    def check_life(self) -> None:
+        """Refuse a worker that takes too long to start or shows no life."""
+        now = time.monotonic()
+        # At most a second at a time: whoever was stopped together with this process has not been silent.
+        self._silent += min(1.0, now - self._seen)
+        self._seen = now
+        beat = beat_of(self._mailbox)
+        if beat != self._beat:
+            self._beat, self._silent = beat, 0.0
+        if not self.ready and now - self._started > START_SECONDS:
+            raise Died(f"it did not start within {START_SECONDS:.0f} seconds")
+        if self.ready and self._silent > SILENCE_SECONDS:
+            raise Died(f"it showed no life for {SILENCE_SECONDS:.0f} seconds")
+
+    def end(self) -> str:
+        """Kill the process and give everything back; returns how it ended, if it had ended already."""
+        code = self._process.poll()
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process that waits for a disk dies later, by itself
+            self._process.wait(REAP_SECONDS)
+        self._line.close()
+        self._mailbox.close()
+        self._patch = None
+        return "" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _blame(self, text: str) -> str:
+        return text if self.task is None else f"client {self.task.client.id}, round {self.task.round}: {text}"
+
+
+def _spawn(line: int, mailbox: int, luggage: int) -> subprocess.Popen[bytes]:
+    """A fresh interpreter: it shares nothing with this one but the three descriptors."""
+    if os.name != "posix" or not sys.executable:
+        raise NotPortable("worker processes need a POSIX system and a Python executable to start")
+    threads = str(torch.get_num_threads())
+    in_main_thread = int(threading.current_thread() is threading.main_thread())
+    numbers = [str(number) for number in (line, mailbox, luggage, os.getpid(), in_main_thread)]
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT, json.dumps(sys.path), *numbers],
+        pass_fds=(line, mailbox, luggage),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        process_group=0,  # Ctrl-C is for the parent, which decides what becomes of the round
+    )
