@@ -70,7 +70,7 @@ def recover(rounds: int = 30, steps: int = 500, seed: int = 0) -> list[dict[int,
         rounds=rounds,
         clients_per_round=1,
         evaluate_every=1,
-        training={"lr": 0.02, "batch_size": 4, "steps": steps},
+        training={"lr": 0.05, "batch_size": 4, "steps": steps},
         loss=squared_error,
         metrics=errors,
     )

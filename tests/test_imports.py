@@ -139,6 +139,7 @@ def _at_the_top(module: str) -> Iterator[str]:
             yield inner
 
 
+MAY_PICKLE: set[str] = set()  # no module: what is read is data, never code
 UNWANTED = {
     "torchvision",
     "timm",
@@ -155,7 +156,8 @@ UNWANTED = {
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_file_imports_what_the_project_does_without(module):
-    wrong = [(line, name) for line, name in imported_names(module) if name.split(".")[0] in UNWANTED]
+    unwanted = UNWANTED - {"pickle"} if module in MAY_PICKLE else UNWANTED
+    wrong = [(line, name) for line, name in imported_names(module) if name.split(".")[0] in unwanted]
     assert wrong == []
 
 

@@ -23,27 +23,25 @@ def sizes(count: int) -> np.ndarray:
     return np.arange(1, count + 1)
 
 
-def shape(fleet: Fleet) -> list[tuple[str, Fraction, Fraction]]:
-    return [(tier.name, Fraction(tier.budget.width), tier.share) for tier in fleet.tiers]
+def shape(fleet: Fleet) -> str:
+    return ", ".join(f"{tier.name} {Fraction(tier.budget.width)} {tier.share}" for tier in fleet.tiers)
 
 
 NAMED = {
-    "uniform-5": [("0.2", Fraction(1, 5), Fraction(1, 5)), ("0.4", Fraction(2, 5), Fraction(1, 5)), ("0.6", Fraction(3, 5), Fraction(1, 5)),
-                  ("0.8", Fraction(4, 5), Fraction(1, 5)), ("1", Fraction(1), Fraction(1, 5))],
-    "uniform-3": [("1/3", Fraction(1, 3), Fraction(1, 3)), ("2/3", Fraction(2, 3), Fraction(1, 3)), ("1", Fraction(1), Fraction(1, 3))],
-    "uniform-1": [("1", Fraction(1), Fraction(1))],
-    "a1-b1-c1-d1-e1": [("e", Fraction(1, 16), Fraction(1, 5)), ("d", Fraction(1, 8), Fraction(1, 5)), ("c", Fraction(1, 4), Fraction(1, 5)),
-                       ("b", Fraction(1, 2), Fraction(1, 5)), ("a", Fraction(1), Fraction(1, 5))],
-    "a1-e9": [("e", Fraction(1, 16), Fraction(9, 10)), ("a", Fraction(1), Fraction(1, 10))],
-    "e3-a1": [("e", Fraction(1, 16), Fraction(3, 4)), ("a", Fraction(1), Fraction(1, 4))],
-    "c7": [("c", Fraction(1, 4), Fraction(1))],
-    "high": [("0.5", Fraction(1, 2), Fraction(1, 5)), ("0.75", Fraction(3, 4), Fraction(3, 10)), ("1", Fraction(1), Fraction(1, 2))],
-    "low": [("0.5", Fraction(1, 2), Fraction(1, 2)), ("0.75", Fraction(3, 4), Fraction(3, 10)), ("1", Fraction(1), Fraction(1, 5))],
-    "two-25-75": [("0.25", Fraction(1, 4), Fraction(3, 4)), ("1", Fraction(1), Fraction(1, 4))],
-    "equal": [("1", Fraction(1), Fraction(1))],
-    "equal-0.25": [("0.25", Fraction(1, 4), Fraction(1))],
-    "equal-1/3": [("1/3", Fraction(1, 3), Fraction(1))],
-}  # fmt: skip
+    "uniform-5": "0.2 1/5 1/5, 0.4 2/5 1/5, 0.6 3/5 1/5, 0.8 4/5 1/5, 1 1 1/5",
+    "uniform-3": "1/3 1/3 1/3, 2/3 2/3 1/3, 1 1 1/3",
+    "uniform-1": "1 1 1",
+    "a1-b1-c1-d1-e1": "e 1/16 1/5, d 1/8 1/5, c 1/4 1/5, b 1/2 1/5, a 1 1/5",
+    "a1-e9": "e 1/16 9/10, a 1 1/10",
+    "e3-a1": "e 1/16 3/4, a 1 1/4",
+    "c7": "c 1/4 1",
+    "high": "0.5 1/2 1/5, 0.75 3/4 3/10, 1 1 1/2",
+    "low": "0.5 1/2 1/2, 0.75 3/4 3/10, 1 1 1/5",
+    "two-25-75": "0.25 1/4 3/4, 1 1 1/4",
+    "equal": "1 1 1",
+    "equal-0.25": "0.25 1/4 1",
+    "equal-1/3": "1/3 1/3 1",
+}  # name, width and share of every tier, from the smallest device to the largest
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -64,9 +62,8 @@ def test_every_example_of_a_name_is_one():
 
 
 def test_drop_scale_moves_devices_to_the_top_tier():
-    assert [share for _, _, share in shape(fleet_by_name("uniform-5", drop_scale=0.5))] == [
-        Fraction(1, 10)
-    ] * 4 + [Fraction(6, 10)]
+    shares = [tier.share for tier in fleet_by_name("uniform-5", drop_scale=0.5).tiers]
+    assert shares == [Fraction(1, 10)] * 4 + [Fraction(6, 10)]
     assert shape(fleet_by_name("uniform-5", drop_scale=1)) == NAMED["uniform-5"]
     assert fleet_by_name("uniform-5", drop_scale=0.5).counts(100) == [10, 10, 10, 10, 60]
 

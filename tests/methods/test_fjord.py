@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import sgd
 from fedtailor.client.losses import distillation_loss
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import load_config, make_config, to_toml
 from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.selections import kept, prefix
 from fedtailor.errors import FedtailorError
-from fedtailor.fleet import fleet_by_name
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fjord import FjORD, as_candidates
-from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.models import build_model
 from fedtailor.round import Task
 from fedtailor.server.seeds import Seeds
@@ -42,7 +36,6 @@ from helpers import (
     mlp_model,
     run,
     update_of,
-    vector_data,
     vectors,
 )
 
@@ -51,7 +44,9 @@ PLAIN = LocalTraining(lr=0.1, batch_size=4)
 FIFTHS = as_candidates("uniform-5")
 
 
-def assign(method: FjORD, model: ElasticModel, width: Any, number: int = 0, round: int = 0, seed: int = 0) -> Task:
+def assign(
+    method: FjORD, model: ElasticModel, width: Any, number: int = 0, round: int = 0, seed: int = 0
+) -> Task:
     state = replace(method.init(model), round=round)
     return method.assign(state, client(number, width, examples=40), model, Seeds(seed))
 
@@ -85,7 +80,9 @@ def test_weights_outside_the_prefix_leave_a_width_bit_identical(width):
     }
     x = images(8).columns[0]
     outputs = [
-        model.build(method.deploy(replace(state, weights=weights), Budget(width=width), model).patches[0]).eval()(x)
+        model.build(
+            method.deploy(replace(state, weights=weights), Budget(width=width), model).patches[0]
+        ).eval()(x)
         for weights in (state.weights, disturbed)
     ]
     assert bits(outputs[0]) == bits(outputs[1])
@@ -99,7 +96,8 @@ def test_a_client_never_changes_a_coordinate_outside_its_prefix(local):
     for name in sorted(model.trainable):
         held = held_mask(model, prefix(model.groups, Fraction(2, 5)), name)
         assert bits(after[name][~held]) == bits(before[name][~held])
-        assert not torch.equal(after[name][held], before[name][held])
+        if name.endswith("weight"):  # a bias in front of batch norm has no gradient
+            assert not torch.equal(after[name][held], before[name][held])
 
 
 def test_merging_is_by_capacity_and_weighted_by_examples():
@@ -165,7 +163,10 @@ def test_per_layer_draws_mix_widths_and_refuse_statistics_of_one_width():
     task = assign(method, model, "4/5")
     cuts = [method.step_cuts(task, step, model)[0] for step in range(100)]
     assert all(task.patch.cut.holds(cut) for cut in cuts)
-    shares = {tuple(Fraction(len(units), model.groups.widths[g]) for g, units in cut.channels.items()) for cut in cuts}
+    shares = {
+        tuple(Fraction(len(units), model.groups.widths[g]) for g, units in cut.channels.items())
+        for cut in cuts
+    }
     assert len(shares) == 16  # every pair of the four admissible widths
     with pytest.raises(FedtailorError, match="set method.norm = 'static'"):
         FjORD(per_layer=True)
@@ -192,7 +193,9 @@ def test_distillation_has_no_gradient_where_student_and_teacher_agree():
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_distillation_has_the_gradient_of_the_divergence_and_none_for_the_teacher(temperature):
     generator = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(4, 6, 10, dtype=torch.float64, generator=generator).requires_grad_() for _ in "ab")
+    student, teacher = (
+        torch.randn(4, 6, 10, dtype=torch.float64, generator=generator).requires_grad_() for _ in "ab"
+    )
     distillation_loss(student, teacher, temperature).backward()
     assert teacher.grad is None
     copied = student.detach().clone().requires_grad_()
@@ -231,7 +234,9 @@ def test_one_step_with_a_teacher_is_the_sum_of_both_gradients(alpha):
     loss.backward()
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-6)
     for name, value in weights.items():
-        torch.testing.assert_close(patch.values[name], value.detach() - 0.1 * value.grad, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            patch.values[name], value.detach() - 0.1 * value.grad, rtol=1e-6, atol=1e-7
+        )
 
 
 def test_a_student_as_wide_as_its_teacher_is_a_plain_step():
@@ -264,11 +269,13 @@ def test_a_step_moves_the_statistics_of_its_own_width_alone(distillation):
     task = assign(method, model, "4/5")
     assert not set(model.statistics) & set(task.patch.values)
     patch, _ = sgd.train(method, task, data, model)
-    moved = {t for t in ("1/5", "2/5", "3/5", "4/5") if statistics(patch.values, t) != statistics(task.patch.values, t)}
+    moved = {
+        t
+        for t in ("1/5", "2/5", "3/5", "4/5")
+        if statistics(patch.values, t) != statistics(task.patch.values, t)
+    }
     assert moved == ({"2/5", "4/5"} if distillation else {"2/5"})
     assert patch.values["1.num_batches_tracked@2/5"] == 3
-    own = model.build(replace(patch, values={**patch.values, **model.weights()})) if False else None
-    assert own is None
 
 
 def test_statistics_are_those_of_a_small_network_trained_by_itself():
@@ -318,7 +325,10 @@ def test_a_sliced_lstm_is_a_small_lstm_of_the_gate_rows_behind_a_whole_embedding
     for mine, theirs in zip((small.lstm1, small.lstm2), (full.lstm1, full.lstm2), strict=True):
         mine.weight_ih_l0.data = theirs.weight_ih_l0.data[rows][:, : mine.weight_ih_l0.shape[1]].clone()
         mine.weight_hh_l0.data = theirs.weight_hh_l0.data[rows][:, :4].clone()
-        mine.bias_ih_l0.data, mine.bias_hh_l0.data = theirs.bias_ih_l0.data[rows], theirs.bias_hh_l0.data[rows]
+        mine.bias_ih_l0.data, mine.bias_hh_l0.data = (
+            theirs.bias_ih_l0.data[rows],
+            theirs.bias_hh_l0.data[rows],
+        )
     small.embedding.load_state_dict(full.embedding.state_dict())
     small.head.linear.weight.data = full.head.linear.weight.data[:, :4].clone()
     small.head.linear.bias.data = full.head.linear.bias.data

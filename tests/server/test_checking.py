@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -280,14 +281,21 @@ SPOILED = {
 }
 
 
+def spoilt_run(name: str, spoil):
+    method, data = get_method(name)(), image_data((6, 5, 7, 4))
+    return run(method, cnn_model(), data, "a1-e1", rounds=2, engine=lambda inner: Spoiling(inner, 2, spoil))
+
+
+@cache
+def lost_run(name: str):
+    """The run in which nothing of client 2 arrives, and the one in which everything does."""
+    return spoilt_run(name, lambda _update: None), spoilt_run(name, lambda update: update)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "heterofl"])
 @pytest.mark.parametrize("expected", SPOILED)
 def test_a_refused_client_leaves_the_model_as_the_round_without_it(name, expected):
-    method, model, data = get_method(name)(), cnn_model(), image_data((6, 5, 7, 4))
-    fleet = "a1-b1-c1-e1"
-    spoiled = run(method, model, data, fleet, rounds=2, engine=lambda e: Spoiling(e, 2, SPOILED[expected]))
-    without = run(method, model, data, fleet, rounds=2, engine=lambda e: Spoiling(e, 2, lambda _update: None))
-    everyone = run(method, model, data, fleet, rounds=2)
+    spoiled, (without, everyone) = spoilt_run(name, SPOILED[expected]), lost_run(name)
     assert [row["refused"] for row in spoiled.rows] == [{expected: 1}] * 2
     assert differing(spoiled.state.weights, without.state.weights) == set()
     assert differing(spoiled.state.weights, everyone.state.weights) != set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -18,7 +18,7 @@ from fedtailor.elastic.selections import kept, prefix
 from fedtailor.errors import FedtailorError, require, unknown
 
 __all__ = [
-    "CHANNEL_LIMITS", "LIMITS", "Budget", "Fit", "Limit", "NothingFits", "Workload",
+    "CHANNEL_LIMITS", "LIMITS", "Budget", "BudgetError", "Fit", "Limit", "Workload",
     "broken_limits", "distinct_widths", "fit", "fit_with_reason", "meets", "width_of",
 ]  # fmt: skip
 
@@ -28,14 +28,14 @@ FAMILIES = ("uniform", "per_group")
 CHANNEL_LIMITS = frozenset(LIMITS) - {"density"}  # what leaving out whole channels can keep to
 
 
-class NothingFits(FedtailorError):
+class BudgetError(FedtailorError):
     """Even the smallest cut breaks a limit; says which one binds and how far away it is."""
 
     def __init__(self, limit: str, allowed: int | Fraction, needed: int, message: str) -> None:
         super().__init__(message)
         self.limit, self.allowed, self.needed = limit, allowed, needed
 
-    def __reduce__(self) -> tuple[type[NothingFits], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[object, ...]]:
         return type(self), (self.limit, self.allowed, self.needed, str(self))
 
 
@@ -108,8 +108,13 @@ class _Search:
         return tuple(n for n in self.limits if costs.measure(n, counts, self.workload) > self.allowed[n])
 
     def cost(self, cut: Cut) -> Cost:
-        memory = (self.workload or Workload()) if "memory" in self.limits else self.workload
-        return self.model.cost(cut, memory)
+        workload = self.workload or Workload()
+        cost = self.model.cost(cut, workload if "memory" in self.limits else self.workload)
+        if "step_time" not in self.limits:
+            return cost
+        return replace(
+            cost, step_time=self.model.costs.measure("step_time", self.model.costs.counts(cut), workload)
+        )
 
     def counts(self, width: Fraction) -> Counts:
         return tuple(kept(width, full, self.align) for full in self.full)
@@ -131,7 +136,7 @@ class _Search:
         growing = {group for group, ceiling in enumerate(ceilings) if counts[group] < ceiling}
         while growing:
             levels = [level, *self.levels(growing, level)]
-            last = _last(len(levels), lambda index: not self.broken(self.raised(counts, growing, levels[index])))
+            last = self.highest(counts, growing, levels)
             counts = self.raised(counts, growing, levels[last])
             level = levels[min(last + 1, len(levels) - 1)]
             for group in sorted(growing):  # not all of them can reach the next level, but some may
@@ -139,11 +144,21 @@ class _Search:
                 counts = counts if self.broken(larger) else larger
                 if counts != larger or counts[group] == ceilings[group]:
                     growing.remove(group)
-        steps = [_with(counts, g, min(c + self.align, ceilings[g])) for g, c in enumerate(counts) if c < ceilings[g]]
+        steps = [
+            _with(counts, g, min(c + self.align, ceilings[g]))
+            for g, c in enumerate(counts)
+            if c < ceilings[g]
+        ]
         broken = {name for larger in steps for name in self.broken(larger)}
-        if any(count == ceiling < full for count, ceiling, full in zip(counts, ceilings, self.full, strict=True)):
+        if any(
+            count == ceiling < full for count, ceiling, full in zip(counts, ceilings, self.full, strict=True)
+        ):
             broken.add("width")
         return counts, tuple(name for name in LIMITS if name in broken)
+
+    def highest(self, counts: Counts, groups: set[int], levels: list[Fraction]) -> int:
+        """The last of the levels that these groups can reach together."""
+        return _last(len(levels), lambda index: not self.broken(self.raised(counts, groups, levels[index])))
 
     def levels(self, groups: set[int], above: Fraction) -> list[Fraction]:
         """The widths above ``above`` at which some of these groups change, up to the ceiling."""
@@ -153,7 +168,9 @@ class _Search:
     def raised(self, counts: Counts, groups: set[int], level: Fraction) -> Counts:
         """These groups at a width, the others as they are."""
         wanted = self.counts(level)
-        return tuple(max(count, wanted[group]) if group in groups else count for group, count in enumerate(counts))
+        return tuple(
+            max(count, wanted[group]) if group in groups else count for group, count in enumerate(counts)
+        )
 
     def refuse_smallest(self, counts: Counts) -> None:
         """Raise where even these counts break a limit: the one that is missed by the largest factor."""
@@ -167,7 +184,7 @@ class _Search:
         written = limit_text(name, limit)
         meant = f" (that is {amount(name, allowed)})" if isinstance(limit, Fraction) else ""
         others = [f"{other} too" for other in missed if other != name]
-        raise NothingFits(
+        raise BudgetError(
             name, allowed, needed[name],
             f"no cut fits: {name} is limited to {written}{meant}, but the smallest cut of this model needs "
             f"{amount(name, needed[name])}, {float(needed[name] / allowed):.3g} times as much (the full model: "

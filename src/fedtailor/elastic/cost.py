@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -71,7 +71,8 @@ def products(
     """
     meta = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     on_meta = {name: torch.empty_like(value, device="meta") for name, value in weights.items()}
-    with torch.no_grad(), _plain_attention(), _ProductRecorder(on_meta) as recorder:
+    recorder = _ProductRecorder(on_meta)
+    with torch.no_grad(), _plain_attention(), recorder:
         functional_call(shell, on_meta, *meta, tie_weights=False)
     return recorder.parts
 
@@ -91,7 +92,7 @@ class _ProductRecorder(TorchDispatchMode):
     """Writes down the sizes of each product that PyTorch executes."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parts: list[Sizes] = []
         self._vectors = {_storage(value) for value in weights.values() if value.dim() == 1}
 
@@ -110,7 +111,7 @@ class _ProductRecorder(TorchDispatchMode):
         if operation is aten.convolution:
             return args[2] is not None
         if operation is aten.addmm:
-            return args[0].dim() == 1  # anything larger is a sum of matrices
+            return bool(args[0].dim() == 1)  # anything larger is a sum of matrices
         if operation in (aten.add, aten.add_):
             return any(isinstance(value, Tensor) and _storage(value) in self._vectors for value in args[:2])
         return False
@@ -126,17 +127,19 @@ def _convolution(args: tuple[Any, ...], output: Tensor) -> Sizes:
     return (*(images if transposed else output).shape, *weight.shape[1:])
 
 
-PRODUCTS = {
+PRODUCTS: dict[Any, Callable[[tuple[Any, ...], Tensor], Sizes]] = {
     aten.convolution: _convolution,
     aten.mm: lambda args, output: (*output.shape, args[0].shape[1]),
     aten.addmm: lambda args, output: (*output.shape, args[1].shape[1]),
     aten.bmm: lambda args, output: (*output.shape, args[0].shape[2]),
     aten.baddbmm: lambda args, output: (*output.shape, args[1].shape[2]),
-    aten.mv: lambda args, output: tuple(args[0].shape),
-    aten.dot: lambda args, output: tuple(args[0].shape),
-    aten._trilinear: lambda args, output: (*output.shape, *args[1].shape[1:]),  # nn.Bilinear: weight (out, a, b)
+    aten.mv: lambda args, _: tuple(args[0].shape),
+    aten.dot: lambda args, _: tuple(args[0].shape),
+    aten._trilinear: lambda args, output: (
+        *output.shape,
+        *args[1].shape[1:],
+    ),  # nn.Bilinear: weight (out, a, b)
 }
-
 
 
 def _like(x: Tensor, *_: Any) -> Tensor:
@@ -148,7 +151,7 @@ def _normalised(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 # On ``meta`` these run in Python and would take most of the time; here only the shape of the result matters.
-SHAPES = {
+SHAPES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm: _normalised,
     aten.native_layer_norm: _normalised,
     aten.addmm: lambda _, a, b: torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="meta"),

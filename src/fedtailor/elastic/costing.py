@@ -50,7 +50,9 @@ class Costing:
     def cut(self, counts: Counts) -> Cut:
         """The prefix cut of these counts."""
         groups = self._model.groups
-        return Cut.of(groups, {group: range(kept) for group, kept in zip(groups.elastic, counts, strict=True)})
+        return Cut.of(
+            groups, {group: range(kept) for group, kept in zip(groups.elastic, counts, strict=True)}
+        )
 
     def of(self, cut: Cut, workload: Workload | None = None) -> Cost:
         """Parameters, multiply-accumulates and bytes; with a workload, also the memory that training takes."""
@@ -59,7 +61,10 @@ class Costing:
             return self._counted(cut)
         memory = None if workload is None else self.measure("memory", counts, workload)
         return Cost(
-            self.measure("params", counts), self.measure("macs", counts), self.measure("bytes", counts), memory
+            self.measure("params", counts),
+            self.measure("macs", counts),
+            self.measure("bytes", counts),
+            memory,
         )
 
     def measure(self, limit: str, counts: Counts, workload: Workload | None = None) -> int:
@@ -101,6 +106,11 @@ class Costing:
             exact = curve is not None and curve.at((*checked, CHECKED_BATCH)) == real
         self._recorded[limit] = curve if exact else None
 
+    def curve(self, limit: str) -> Curve | None:
+        """The curve behind a limit; None where the cost does not follow the kept units as a curve must."""
+        self.record(limit)
+        return self._recorded[limit]
+
     def _saved(self, counts: Counts, batch_size: int) -> int:
         """Bytes that autograd saves in one step; measured on real tensors where the curve does not hold."""
         self.record("memory")
@@ -132,5 +142,7 @@ class Costing:
         return Cost(
             params=sum(sizes[name] for name in model.parameters),
             macs=total(model.products(cut)) // examples_in(*inputs_of(model.example)),
-            bytes=sum(sizes[name] * model.dtype(name).itemsize for name in sizes if name not in model.constants),
+            bytes=sum(
+                sizes[name] * model.dtype(name).itemsize for name in sizes if name not in model.constants
+            ),
         )

@@ -16,7 +16,9 @@ import numpy as np
 from fedtailor.elastic.cost import Sizes
 from fedtailor.elastic.groups import ChannelGroups, Extent, Indices
 
-Counts = tuple[int, ...]  # kept units of each elastic group, in order; a curve may have more variables behind them
+Counts = tuple[
+    int, ...
+]  # kept units of each elastic group, in order; a curve may have more variables behind them
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ def _codes(variables: int) -> Indices:
 
 
 def _decoded(codes: Indices, drops: Indices) -> Indices | None:
-    """The slope of every size in every variable; ``None`` where the drops of a size do not say which variables it has."""
+    """The slope of every size in every variable; ``None`` where a size depends on several and the codes mix them."""
     if len(codes) == codes.shape[1] and np.array_equal(codes, np.eye(len(codes))):
         return np.moveaxis(drops, 0, -1)
     largest = drops.max(axis=0)
@@ -114,13 +116,17 @@ def _driven(extent: Extent) -> list[tuple[str, int]]:
 def _table(parts: list[Sizes]) -> Indices:
     """One row per part, filled up with ones."""
     longest = max((len(sizes) for sizes in parts), default=0)
-    return np.array([(*sizes, *(1,) * (longest - len(sizes))) for sizes in parts], dtype=np.int64).reshape(-1, longest)
+    return np.array([(*sizes, *(1,) * (longest - len(sizes))) for sizes in parts], dtype=np.int64).reshape(
+        -1, longest
+    )
 
 
 def _merged(constants: Indices, slopes: Indices) -> Curve:
     """Equal parts once: a recurrent layer repeats its products at every step."""
     rows = np.concatenate([constants[:, :, None], slopes], axis=2)
-    unique, times = np.unique(rows, axis=0, return_counts=True) if len(rows) else (rows, np.zeros(0, dtype=np.int64))
+    unique, times = (
+        np.unique(rows, axis=0, return_counts=True) if len(rows) else (rows, np.zeros(0, dtype=np.int64))
+    )
     return Curve(times.astype(np.int64), unique[:, :, 0], unique[:, :, 1:])
 
 

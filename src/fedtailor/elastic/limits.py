@@ -119,7 +119,9 @@ def as_limit(name: str, value: object) -> Limit:
     plain = unit == "" and share is not None and share.denominator == 1
     if plain and name == "step_time":
         plain = isinstance(value, int)  # nanoseconds, as ``limits`` gives them
-    absolute = number * UNITS[name][unit] if number is not None and unit in UNITS[name] else share if plain else None
+    absolute = (
+        number * UNITS[name][unit] if number is not None and unit in UNITS[name] else share if plain else None
+    )
     if absolute is None or absolute < 2:
         raise FedtailorError(
             f"{name} = {value!r}: expected a share of the full model above 0 and at most 1, such as 0.5 or '50%', "
@@ -174,7 +176,9 @@ def amount(name: str, value: float | Fraction) -> str:
     >>> amount("macs", 490_942), amount("memory", 1_234_567), amount("step_time", 2_500_000), amount("params", 7)
     ('490.9 k', '1.235 MB', '2.5 ms', '7')
     """
-    units = {unit: size for unit, size in UNITS[name].items() if "i" not in unit and unit not in ("K", "KB", "us")}
+    units = {
+        unit: size for unit, size in UNITS[name].items() if "i" not in unit and unit not in ("K", "KB", "us")
+    }
     fitting = [unit for unit, size in units.items() if value >= size]
     unit = max(fitting, key=units.__getitem__) if fitting else min(units, key=units.__getitem__)
     if not fitting and name in ("macs", "params"):

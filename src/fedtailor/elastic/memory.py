@@ -24,7 +24,9 @@ class Workload:
     """One training step as a device runs it."""
 
     batch_size: int = 32
-    optimiser_slots: int = 0  # numbers that the optimiser keeps for each parameter: 1 with momentum, 2 with Adam
+    optimiser_slots: int = (
+        0  # numbers that the optimiser keeps for each parameter: 1 with momentum, 2 with Adam
+    )
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, "workload.batch_size", self.batch_size, "at least 1")
@@ -45,7 +47,9 @@ def imagined_parts(model: ElasticModel, cut: Cut, batch_size: int) -> list[Sizes
     """The same on tensors that have sizes but no memory: fast, and blind to the workspaces of fused kernels."""
     model.table(cut)  # its index tensors are kept for later: they must not be made inside the mode
     with FakeTensorMode(allow_non_fake_inputs=True):
-        weights = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in _tensors(model, cut).items()}
+        weights = {
+            name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in _tensors(model, cut).items()
+        }
         batch = map_tensors(
             model.example, lambda column: torch.empty((batch_size, *column.shape[1:]), dtype=column.dtype)
         )

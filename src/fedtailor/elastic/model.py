@@ -157,11 +157,11 @@ class ElasticModel:
         return self._dtypes[name]
 
     def cost(self, cut: Cut, workload: Workload | None = None) -> Cost:
-        """Parameters, multiply-accumulates per example and bytes of a cut; with a workload, the memory of training too."""
+        """Parameters, multiply-accumulates and bytes of a cut; with a workload, also the memory that training takes."""
         return self.costs.of(cut, workload)
 
     def products(self, cut: Cut) -> list[Sizes]:
-        """The matrix products and bias additions in one forward pass of the example batch, as sizes to be multiplied."""
+        """The matrix products and bias additions in one forward pass of the example, as sizes to be multiplied."""
         patch = self.cut(self._shapes(), cut)
         shell = self._shell.fit(cut, "eval", patch.values)
         return products(shell, self._complete(patch.values, cut, device="meta"), *inputs_of(self.example))

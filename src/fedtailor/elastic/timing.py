@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 SECONDS_PER_MEASUREMENT = 0.2
 
 
-def step_time(model: ElasticModel, cut: Cut, workload: Workload, seconds: float = SECONDS_PER_MEASUREMENT) -> int:
+def step_time(
+    model: ElasticModel, cut: Cut, workload: Workload, seconds: float = SECONDS_PER_MEASUREMENT
+) -> int:
     """Nanoseconds of one training step (forward, backward, update) of a cut: the median on one thread."""
     patch = model.cut(model.weights(), cut)
     weights = patch.values
@@ -28,11 +30,15 @@ def step_time(model: ElasticModel, cut: Cut, workload: Workload, seconds: float 
 
     def step() -> None:
         output = model.forward(weights, cut, batch, mode="train")
-        model.objective.loss(output, batch).backward()  # type: ignore[no-untyped-call]
+        model.objective.loss(output, batch).backward()
         optimiser.step()
         optimiser.zero_grad()
 
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         step()  # the first step makes kernels, buffers and caches
-        median = Timer("step()", globals={"step": step}, num_threads=1).blocked_autorange(min_run_time=seconds).median
+        median = (
+            Timer("step()", globals={"step": step}, num_threads=1)
+            .blocked_autorange(min_run_time=seconds)
+            .median
+        )
     return round(median * 1e9)

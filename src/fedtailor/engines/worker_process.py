@@ -29,6 +29,7 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fedtailor
 START_SECONDS = 120.0  # importing PyTorch takes one or two on an idle machine
 SILENCE_SECONDS = 60.0  # a worker that shows no life for so long is stopped or stuck
 REAP_SECONDS = 10.0
+LAST_WORDS_SECONDS = 1.0
 
 
 class Died(Exception):  # noqa: N818  (what happened to the worker)
@@ -100,6 +101,8 @@ class WorkerProcess:
                 value = decode(view[start : start + size])
         except DecodeError as error:
             raise Died(f"its answer cannot be read: {error}") from error
+        if kind == FAILED and not self.ready:
+            raise NotPortable(f"a worker process could not start:\n{value}")
         if kind == FAILED:
             raise WorkerFailed(self._blame(str(value)))
         if kind == READY:
@@ -124,16 +127,21 @@ class WorkerProcess:
         if self.ready and self._silent > SILENCE_SECONDS:
             raise Died(f"it showed no life for {SILENCE_SECONDS:.0f} seconds")
 
-    def end(self) -> str:
-        """Kill the process and give everything back; returns how it ended, if it had ended already."""
-        code = self._process.poll()
+    def cause(self) -> str:
+        """How a process ended that has hung up; it may take a moment until the system knows."""
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(LAST_WORDS_SECONDS)
+            return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return "still running"
+
+    def end(self) -> None:
+        """Kill the process and give everything back."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):  # a process that waits for a disk dies later, by itself
             self._process.wait(REAP_SECONDS)
         self._line.close()
         self._mailbox.close()
         self._patch = None
-        return "" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _blame(self, text: str) -> str:
         return text if self.task is None else f"client {self.task.client.id}, round {self.task.round}: {text}"
@@ -147,7 +155,7 @@ def _spawn(line: int, mailbox: int, luggage: int) -> subprocess.Popen[bytes]:
     in_main_thread = int(threading.current_thread() is threading.main_thread())
     numbers = [str(number) for number in (line, mailbox, luggage, os.getpid(), in_main_thread)]
     return subprocess.Popen(
-        [sys.executable, "-c", _BOOT, json.dumps(sys.path), *numbers],
+        [sys.executable, "-c", _BOOT, json.dumps([str(path) for path in sys.path]), *numbers],
         pass_fds=(line, mailbox, luggage),
         stdin=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},

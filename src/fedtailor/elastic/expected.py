@@ -1,0 +1,96 @@
+"""Expected multiply-accumulates of random sub-networks, and the keep-probability that meets a budget.
+
+Unit j of a group stays with probability p_j, independently of all others. A layer's cost is a product of sizes that
+are linear in the kept units n_g of each group g. Different groups are independent, so means multiply; where both axes
+of a layer belong to one group, E[n^2] = (sum p)^2 + sum p (1 - p).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.data.batches import inputs_of
+from fedtailor.elastic.budget import Budget, fit
+from fedtailor.elastic.cost import examples_in
+from fedtailor.elastic.curves import Curve
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.errors import FedtailorError
+
+Probabilities = Mapping[str, NDArray[np.float64]]  # group -> one probability per unit
+HALVINGS = 100  # of the interval that holds the solution: beyond double precision
+
+
+def expected_macs(model: ElasticModel, probabilities: Probabilities) -> float:
+    """The mean over all draws of one example's multiply-accumulates."""
+    groups = model.groups.elastic
+    means = np.array([float(probabilities[group].sum()) for group in groups])
+    variances = np.array(
+        [float((probabilities[group] * (1 - probabilities[group])).sum()) for group in groups]
+    )
+    batch = examples_in(*inputs_of(model.example))
+    return _mean(mac_curve(model), means, variances) / batch
+
+
+def mac_curve(model: ElasticModel) -> Curve:
+    """Multiply-accumulates of the example batch as a function of the kept units."""
+    curve = model.costs.curve("macs")
+    if curve is None:
+        raise FedtailorError(
+            "the cost of this model does not follow its channels; expected costs need one that does"
+        )
+    return curve
+
+
+def _mean(curve: Curve, means: NDArray[np.float64], variances: NDArray[np.float64]) -> float:
+    """E of a sum of products of linear sizes, of which at most two in a product vary."""
+    varying = (curve.slopes != 0).any(axis=2)  # (parts, axes)
+    if int(varying.sum(axis=1).max(initial=0)) > 2:
+        raise FedtailorError(
+            "a layer of this model multiplies three channel axes; its expected cost is not known"
+        )
+    product = (curve.constants + curve.slopes @ means).prod(axis=1)
+    # Covariance of the two varying sizes of each part, times the sizes that do not vary.
+    both = np.where(varying[:, :, None], curve.slopes, 1)
+    pairs = (varying.sum(axis=1) == 2)[:, None]
+    still = np.where(varying, 1, curve.constants).prod(axis=1)
+    covariance = (np.where(pairs, both.prod(axis=1), 0) @ variances) * still
+    return float(curve.times @ (product + covariance))
+
+
+def uniform_probability(model: ElasticModel, budget: Budget) -> float:
+    """The one probability for all units at which the expected cost is what the budget allows."""
+    full = float(model.costs.measure("macs", model.costs.full))
+    allowed = float(allowed_macs(model, budget))
+
+    def cost(probability: float) -> float:
+        units = {g: np.full(model.groups.widths[g], probability) for g in model.groups.elastic}
+        return expected_macs(model, units)
+
+    if allowed >= full:
+        return 1.0
+    smallest = cost(0.0)
+    if allowed <= smallest:
+        raise FedtailorError(
+            f"{budget} allows {allowed:,.0f} multiply-accumulates, but what cannot shrink costs {smallest:,.0f}: "
+            f"the smallest feasible share of this model is above {smallest / full:.3g}"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
+    return low
+
+
+def allowed_macs(model: ElasticModel, budget: Budget) -> float:
+    """The multiply-accumulates that a budget allows; a budget of another kind allows what its largest cut costs."""
+    if budget.macs is None:
+        return float(model.cost(fit(model, budget)).macs)
+    limit = budget.limits["macs"]
+    return (
+        float(limit)
+        if isinstance(limit, int)
+        else float(limit * model.costs.measure("macs", model.costs.full))
+    )

@@ -1,0 +1,147 @@
+"""UniProb: the probability that meets a budget, and real sparse steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.elastic import elastic
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.expected import expected_macs, uniform_probability
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet import Fleet, Tier
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.uniprob import UniProb, draw_active
+from fedtailor.models import build_model
+from fedtailor.server.seeds import Seeds
+from helpers import client, cnn_model, differing, group_of, image_data, mlp_model, run
+
+LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)
+
+
+class SquareStage(nn.Module):
+    """A residual stage: input and output of `inner` belong to one group, so its cost grows with the square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 10, 3, padding=1)
+        self.inner = nn.Conv2d(10, 10, 3, padding=1)
+        self.classifier = nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.classifier((x + F.relu(self.inner(x))).mean((2, 3)))
+
+
+def flat(model, probability: float):
+    return {group: np.full(model.groups.widths[group], probability) for group in model.groups.elastic}
+
+
+def test_a_full_budget_is_fedavg_bit_for_bit():
+    model, data = cnn_model(), image_data((6, 9, 4))
+    ours = run(UniProb(LOCAL, "averaged"), model, data, rounds=3).state.weights
+    assert not differing(ours, run(FedAvg(LOCAL), model, data, rounds=3).state.weights)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: cnn_model(8, 12), lambda: elastic(SquareStage(), image_data().example())]
+)
+@pytest.mark.parametrize("probability", [0.2, 0.6])
+def test_mean_cost_of_drawn_networks_is_the_expected_cost(build, probability):
+    """Monte Carlo within 1 %; the draws that were rescued from emptiness are rare enough not to matter."""
+    model = build()
+    generator = np.random.default_rng(0)
+    draws = 20_000
+    counts = {
+        g: generator.binomial(model.groups.widths[g], probability, size=draws) for g in model.groups.elastic
+    }
+    curve = model.costs.curve("macs")
+    sizes = np.stack([counts[g] for g in model.groups.elastic], axis=1)
+    mean = np.mean([curve.at(row) for row in sizes]) / 2  # the example batch holds two
+    assert expected_macs(model, flat(model, probability)) == pytest.approx(mean, rel=0.01)
+
+
+def test_expected_cost_at_one_is_the_full_cost():
+    model = elastic(SquareStage(), image_data().example())
+    assert expected_macs(model, flat(model, 1.0)) == model.cost(Cut.everything()).macs
+
+
+@pytest.mark.parametrize("share", [0.1, 0.34, 0.64, 0.9])
+def test_the_probability_meets_the_budget(share):
+    model = cnn_model(16, 24)
+    probability = uniform_probability(model, Budget(macs=share))
+    assert expected_macs(model, flat(model, probability)) == pytest.approx(
+        share * model.cost(Cut.everything()).macs, rel=1e-9
+    )
+
+
+def test_published_probabilities_of_vgg9():
+    """FedDrop solves .190 / .580 / .799 with dense classifier layers; ours shrink too, so p is a little larger."""
+    network = build_model("vgg9", input_shape=(3, 32, 32), num_classes=10)
+    model = elastic(network, (torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)))
+    solved = [uniform_probability(model, Budget(macs=share)) for share in (0.04, 0.34, 0.64)]
+    assert solved == pytest.approx([0.190, 0.580, 0.799], abs=0.01)
+    assert all(ours > theirs for ours, theirs in zip(solved, [0.190, 0.580, 0.799], strict=True))
+
+
+def test_a_width_budget_allows_what_its_prefix_costs():
+    model = mlp_model(hidden=20)
+    probability = uniform_probability(model, Budget(width=0.5))
+    assert probability == pytest.approx(0.5, abs=0.01)
+
+
+def test_an_infeasible_budget_names_the_smallest_feasible_share():
+    """What cannot shrink costs something: here the classifier's bias."""
+    with pytest.raises(FedtailorError, match="smallest feasible share"):
+        uniform_probability(mlp_model(), Budget(macs=4))
+
+
+def test_every_step_draws_anew_and_never_an_empty_group():
+    model = cnn_model(8, 8)
+    method = UniProb()
+    who = client(width=0.25)
+    task = method.prepare(method.assign(method.init(model), who, model, Seeds(0)), None, model)
+    cuts = [method.step_cuts(task, step, model)[0] for step in range(60)]
+    assert len(set(cuts)) > 50
+    assert cuts == [method.step_cuts(task, step, model)[0] for step in range(60)]
+    nothing = draw_active(model.groups, flat(model, 0.0), np.random.default_rng(0))
+    assert [len(units) for units in nothing.channels.values()] == [1, 1]
+
+
+def test_channels_that_are_never_drawn_keep_their_bits_with_momentum_and_decay():
+    """One step: only the drawn channels may move."""
+    model = cnn_model(8, 8)
+    data = image_data((4,))
+    method = UniProb(LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.1, batch_size=4, steps=1))
+    fleet = Fleet((Tier("small", Budget(macs=0.3), 1),))
+    before, after = method.init(model).weights, run(method, model, data, fleet).state.weights
+    task = method.assign(method.init(model), client(0), model, Seeds(0))
+    task = method.prepare(_with_budget(task, Budget(macs=0.3)), None, model)
+    (cut,) = method.step_cuts(task, 0, model)
+    rows = cut.channels[group_of(model, "4.weight", 0)]
+    resting = [row for row in range(8) if row not in rows]
+    assert resting
+    assert torch.equal(before["4.weight"][resting], after["4.weight"][resting])
+    assert not torch.equal(before["4.weight"][list(rows)], after["4.weight"][list(rows)])
+
+
+def _with_budget(task, budget):
+    return replace(task, client=replace(task.client, budget=budget))
+
+
+def test_work_counts_what_the_budget_allows_and_bytes_the_full_model():
+    model = cnn_model(16, 16)
+    method = UniProb()
+    full = model.cost(Cut.everything())
+    task = _with_budget(method.assign(method.init(model), client(), model, Seeds(0)), Budget(macs=0.25))
+    assert method.work(task, model).macs == round(3 * 0.25 * full.macs)
+    assert task.patch.nbytes == sum(
+        value.numel() * 4 for name, value in model.weights().items() if name not in model.statistics
+    )
