@@ -19,6 +19,12 @@ class CorruptError(FedtailorError):
     exit_code = 65
 
 
+class QuorumError(FedtailorError):
+    """Too few clients gave an update that can be used, however often they were asked."""
+
+    exit_code = 69
+
+
 class StorageError(FedtailorError):
     """The disk is full, read-only or broken; what was saved before is untouched."""
 

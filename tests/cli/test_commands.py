@@ -99,7 +99,7 @@ def test_an_existing_run_is_never_overwritten(folder, monkeypatch, capsys):
             ["batch norm"],
         ),
         (["device=cuda"], ["device = 'cuda'", "not available"]),
-        (["method.name=heterofl", "fleet.tiers=[{name='tiny', macs=2}]"], ["macs = 2", "smallest cut"]),
+        (["method.name=heterofl", "fleet.tiers=[{name='tiny', macs=2}]"], ["macs is limited to 2", "smallest cut"]),
     ],
 )
 def test_what_cannot_start_says_why_and_writes_nothing(folder, monkeypatch, capsys, overrides, words):
@@ -147,6 +147,35 @@ def test_compare_runs_each_method_once_and_skips_finished_ones(folder, monkeypat
     small = methods[1]["tiers"]
     assert small["0.2"] == small["1"]  # FedAvg has one network for all tiers
     assert times == {path: path.stat().st_mtime_ns for path in times}
+
+
+def test_one_model_per_tier_is_one_row(folder, monkeypatch, capsys):
+    """FjORD's baseline: each tier's figures come from the run of its own width, the costs are those of all runs."""
+    words = (
+        "compare",
+        "small.toml",
+        "--set",
+        "fleet.name=uniform-2",
+        "--methods",
+        "efd:global_width=each",
+        "--json",
+    )
+    assert call(monkeypatch, *words) == 0
+    (row,) = json.loads(capsys.readouterr().out)["methods"]
+    alone = {}
+    for width in ("1/2", "1"):
+        name = f"efd-global_width-{width.replace('/', '-')}-seed3"
+        rows = [
+            json.loads(line)
+            for line in (folder / f"runs/small/{name}/metrics.jsonl").read_text().splitlines()
+        ]
+        alone[width] = rows
+    assert row["tiers"]["0.5"]["accuracy"]["mean"] == alone["1/2"][-1]["tiers"]["0.5"]["accuracy"]
+    assert row["tiers"]["1"]["accuracy"]["mean"] == alone["1"][-1]["tiers"]["1"]["accuracy"]
+    assert row["runs"][0]["bytes_up"] == sum(each["bytes_up"] for rows in alone.values() for each in rows)
+    flops = ("--set", "fleet.name=flops-0.2-1.0")
+    assert call(monkeypatch, "compare", "small.toml", *flops, "--methods", "efd:global_width=each") == 2
+    assert "tiers have widths" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

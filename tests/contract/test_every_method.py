@@ -32,8 +32,9 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "fjord": {},
     "heterofl": {},
     "splitmix": {"base": 0.5},
+    "uniprob": {},
 }
-METHODS_SEEN = 7
+METHODS_SEEN = 8
 FLEET = "uniform-2"
 LOCAL = LocalTraining(batch_size=4, momentum=0.9, weight_decay=0.01)
 

@@ -387,9 +387,9 @@ def test_the_tiers_run_on_their_own_statistics():
             assert bits(patch.values[name]) == bits(state.weights[f"{name}@{width}"])
 
 
-def test_level_a_learns():
-    """Not a benchmark: after a few rounds the larger corner of each class is found by all levels."""
+def test_every_level_learns():
+    """Not a benchmark: after a few rounds all levels find the bright corner of each class."""
     data = federated(images(96), (32,) * 3, test=images(80, seed=9))
-    method = HeteroFL(LocalTraining(lr=0.1, batch_size=8, epochs=2, clip_norm=1.0, momentum=0.5))
-    tiers = run(method, cnn_model(8, 16), data, "a1-b1-c1", rounds=10).rows[-1]["tiers"]
-    assert min(tier["accuracy"] for tier in tiers.values()) > 0.6  # chance is 0.25
+    method = HeteroFL(LocalTraining(lr=0.3, batch_size=8, epochs=2, clip_norm=1.0, momentum=0.5))
+    tiers = run(method, cnn_model(8, 16), data, "a1-b1-c1", rounds=5).rows[-1]["tiers"]
+    assert min(tier["accuracy"] for tier in tiers.values()) > 0.45  # chance is 0.25

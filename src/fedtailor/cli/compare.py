@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,12 +20,19 @@ from fedtailor.cli.output import (
 from fedtailor.cli.resume import notice
 from fedtailor.errors import FedtailorError, require
 
+if TYPE_CHECKING:
+    from fedtailor.config import RunConfig
+    from fedtailor.fleet import Tier
+
 
 def compare(
     config: Annotated[Path, typer.Argument(help="A TOML file; its [method] is replaced by --methods.")],
     methods: Annotated[
         str,
-        typer.Option(help="Names with settings behind colons, e.g. heterofl,fedavg:width=1/5."),
+        typer.Option(
+            help="Names with settings behind colons, e.g. heterofl,fedavg:width=1/5; "
+            "efd:global_width=each runs one model per tier and joins them into one row."
+        ),
     ],
     seeds: Annotated[int, typer.Option(help="Repeat every method with this many seeds.")] = 1,
     overrides: SetOption = None,
@@ -33,31 +41,53 @@ def compare(
 ) -> None:
     """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
     from fedtailor.config import load_config
-    from fedtailor.report.tables import comparison_rows, comparison_table
+    from fedtailor.fleet.names import build_fleet
+    from fedtailor.report.tables import comparison_rows, comparison_table, join_by_tier
 
     require(seeds >= 1, "--seeds", seeds, "at least 1")
     base = load_config(config, overrides or [])
     specs = [spec.strip() for spec in methods.split(",") if spec.strip()]
     require(len(specs) > 0, "--methods", methods, "at least one name, such as heterofl,fedavg")
     require(len(set(specs)) == len(specs), "--methods", methods, "every method once")
+    tiers = build_fleet(base.fleet).tiers
     planned = {
         spec: [
-            load_config(config, [*(overrides or []), *_overrides(spec, base.seed + number)])
+            {
+                tier: load_config(config, [*(overrides or []), *_overrides(one, base.seed + number)])
+                for tier, one in expanded(spec, tiers).items()
+            }
             for number in range(seeds)
         ]
         for spec in specs
     }
+    folder = runs / base.name
     results = {
-        spec: [_rows_of(spec, settings, runs / base.name, "the same command") for settings in each]
+        spec: [
+            join_by_tier(
+                {tier: _rows_of(one, folder, "the same command") for tier, one in runs_of_seed.items()}
+            )
+            for runs_of_seed in each
+        ]
         for spec, each in planned.items()
     }
     if as_json:
-        print_json({"folder": str(runs / base.name), "methods": comparison_rows(results)})
+        print_json({"folder": str(folder), "methods": comparison_rows(results)})
         return
-    console.print(
-        comparison_table(f"{base.name}: {base.data.dataset}, {base.rounds} rounds, {seeds} seed(s)", results)
-    )
-    console.print(f"Files: {runs / base.name}/", markup=False)
+    repeated = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    title = f"{base.name}: {base.data.dataset}, {base.rounds} rounds, {repeated}"
+    console.print(comparison_table(title, results))
+    console.print(f"Files: {folder}/", markup=False)
+
+
+def expanded(spec: str, tiers: Sequence[Tier]) -> dict[str, str]:
+    """A setting ``each`` stands for every tier's width: one run for each tier, which together are one row."""
+    if not any(setting.endswith("=each") for setting in spec.split(":")[1:]):
+        return {"": spec}
+    if any(tier.budget.width is None for tier in tiers):
+        raise FedtailorError(
+            f"--methods {spec!r}: each needs a fleet whose tiers have widths, such as uniform-5"
+        )
+    return {tier.name: spec.replace("=each", f"={tier.budget.width}") for tier in tiers}
 
 
 def _overrides(spec: str, seed: int) -> list[str]:
@@ -87,14 +117,14 @@ def _folder(spec: str) -> str:
     return "".join(character if character.isalnum() or character in "-_." else "-" for character in spec)
 
 
-def _rows_of(spec: str, settings: Any, parent: Path, command: str) -> list[dict[str, Any]]:
+def _rows_of(settings: RunConfig, parent: Path, command: str) -> list[dict[str, Any]]:
     """Run one configuration, go on with what an earlier call began, or read what it finished."""
     from fedtailor.config import load_config, to_toml
     from fedtailor.run import resume, run_config
     from fedtailor.server.run_folder import CONFIG, RunFolder
 
     folder = RunFolder(parent / settings.name)
-    title = f"{spec}, seed {settings.seed}"
+    title = settings.name.replace("-seed", ", seed ")
     there = folder.path.exists()
     if there and to_toml(load_config(folder.path / CONFIG)) != to_toml(settings):
         raise FedtailorError(
@@ -112,7 +142,7 @@ def _rows_of(spec: str, settings: Any, parent: Path, command: str) -> list[dict[
     return _ending(folder.rows(), settings)
 
 
-def _ending(rows: list[dict[str, Any]], settings: Any) -> list[dict[str, Any]]:
+def _ending(rows: list[dict[str, Any]], settings: RunConfig) -> list[dict[str, Any]]:
     """The rows, the last of them with the figures of the round that the run ended with."""
     last = rows[-1]
     if settings.stopping.restore_best:

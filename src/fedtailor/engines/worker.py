@@ -120,7 +120,9 @@ class Desk:
         self._line.sendall(SIGNAL.pack(kind, self._free, end - self._free))
 
 
-def report_failure(desk: Desk, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def report_failure(
+    desk: Desk, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Tell the parent why this process ends: a mistake in the user's code is shown there, as without workers.
 
     A lack of memory is the machine's mistake: to the parent that is a worker that died.

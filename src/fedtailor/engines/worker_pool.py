@@ -1,9 +1,9 @@
 """Clients in worker processes, one PyTorch thread each: all cores, the same bits as in one process.
 
-    start   → luggage (method, module, groups, data) in shared memory, once for all workers
-    task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first
-    worker  → method.perform → the answer in the wire format, in the mailbox
-    a worker that dies → its task goes to another one, once; then the client counts as dropped
+start   → luggage (method, module, groups, data) in shared memory, once for all workers
+task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first
+worker  → method.perform → the answer in the wire format, in the mailbox
+a worker that dies → its task goes to another one, once; then the client counts as dropped
 """
 
 from __future__ import annotations

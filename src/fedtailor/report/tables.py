@@ -74,6 +74,22 @@ def comparison_table(title: str, results: Mapping[str, Sequence[Sequence[Row]]])
     return table
 
 
+def join_by_tier(runs: Mapping[str, Sequence[Row]]) -> Sequence[Row]:
+    """Several runs as one: each tier's figures from the run that was made for it, the costs of all together."""
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    joined = []
+    for rows in zip(*runs.values(), strict=True):
+        row = dict(rows[0])
+        if "tiers" in row:
+            row["tiers"] = {tier: each["tiers"][tier] for tier, each in zip(runs, rows, strict=True)}
+        for key in ("bytes_down", "bytes_up", "macs", "seconds"):
+            row[key] = sum(each[key] for each in rows)
+        row["refused"] = dict(sum((Counter(each["refused"]) for each in rows), Counter()))
+        joined.append(row)
+    return joined
+
+
 def comparison_rows(results: Mapping[str, Sequence[Sequence[Row]]]) -> list[dict[str, Any]]:
     """The comparison as plain data: mean and sample deviation of every metric and tier."""
     answer = []

@@ -1,4 +1,7 @@
-"""Updates are checked against the lease before they reach arithmetic: a bad one is refused, the round goes on."""
+"""Updates are checked against the lease before they reach arithmetic: a bad one is refused, the round goes on.
+
+What is wrong is a short code, which the metrics count; ``docs/faults.md`` lists them all.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,38 @@ from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.errors import FedtailorError
 from fedtailor.round import Dropped, Task, Update
+from fedtailor.server.outliers import refuse_outliers
+
+LARGEST_COUNT = 2**53  # up to here float64, in which updates are summed, knows every whole number
 
 
 def check_answers(
-    tasks: Iterable[Task], answers: Iterable[Update | Dropped], model: ElasticModel
+    tasks: Iterable[Task], answers: Iterable[Update | Dropped | None], model: ElasticModel
 ) -> tuple[list[Update], list[Dropped]]:
-    """The updates that may be merged, at most one for each task, and the clients that gave none."""
-    waiting = {task.client.id: task for task in tasks}
-    updates: list[Update] = []
+    """The updates that may be merged, at most one for each task, and what was refused or never came.
+
+    Both in the order of the clients, so that nothing that is made of them depends on who answered first.
+    """
+    asked = {task.client.id: task for task in tasks}
+    accepted: dict[int, Update] = {}
     dropped: list[Dropped] = []
     for answer in answers:
+        if answer is None:
+            continue
         if isinstance(answer, Dropped):
             dropped.append(answer)
-        elif answer.client not in waiting:
-            dropped.append(Dropped(answer.client, answer.round, "unasked", "no task of this client is open"))
-        elif (refused := check_update(waiting[answer.client], answer, model)) is not None:
+        elif answer.client not in asked:
+            dropped.append(
+                Dropped(answer.client, answer.round, "wrong-client", "no task of this client is open")
+            )
+        elif answer.client in accepted:
+            dropped.append(Dropped(answer.client, answer.round, "duplicate", "has answered already"))
+        elif (refused := check_update(asked[answer.client], answer, model)) is not None:
             dropped.append(refused)
         else:
-            updates.append(answer)
-            del waiting[answer.client]
-    return updates, dropped
+            accepted[answer.client] = answer
+    updates, absurd = refuse_outliers(asked, [accepted[client] for client in sorted(accepted)], model)
+    return updates, sorted([*dropped, *absurd], key=lambda drop: (drop.client, drop.reason))
 
 
 def check_update(task: Task, update: Update, model: ElasticModel) -> Dropped | None:
@@ -40,8 +55,10 @@ def check_update(task: Task, update: Update, model: ElasticModel) -> Dropped | N
 
 
 def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
-    if update.client != task.client.id or update.round != task.round:
-        return "wrong-task", f"answers client {update.client}, round {update.round}"
+    if update.client != task.client.id:
+        return "wrong-client", f"answers for client {update.client}"
+    if (update.round, update.base_round) != (task.round, task.round):
+        return "wrong-round", f"answers round {update.round}, from weights of round {update.base_round}"
     if not _counts(update.weight, task.client.num_examples):
         return "bad-weight", f"weight {update.weight!r} for {task.client.num_examples} examples"
     if set(update.patch.values) != set(task.reply.names):
@@ -50,7 +67,7 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
     if not _allowed(task, update.patch.cut, model):
         return "out-of-lease", "coordinates that were not leased"
     for name, metric in update.metrics.items():
-        if not math.isfinite(metric):
+        if not _is_number(metric) or not math.isfinite(metric):
             return "non-finite", f"metric {name}"
     for name, value in update.patch.values.items():
         reason, detail = _fault_in_value(name, value, _shape(name, task, update, model), model)
@@ -59,10 +76,13 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
     return "", ""
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _counts(weight: object, num_examples: int) -> bool:
     """Whether a weight is a number above 0 and no more than the examples that the server knows of."""
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    return number and 0 < weight <= num_examples  # type: ignore[operator]
+    return _is_number(weight) and 0 < weight <= num_examples  # type: ignore[operator]
 
 
 def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
@@ -89,8 +109,11 @@ def _fault_in_value(name: str, value: Tensor, shape: tuple[int, ...], model: Ela
         return "wrong-shape", f"{name}: {tuple(value.shape)} instead of {shape}"
     if value.dtype != dtype:
         return "wrong-dtype", f"{name}: {value.dtype} instead of {dtype}"
-    if value.is_floating_point() and not bool(value.isfinite().all()):
-        return "non-finite", name
+    if value.is_floating_point():
+        if not bool(value.isfinite().all()):
+            return "non-finite", name
+    elif value.numel() and not -LARGEST_COUNT <= int(value.min()) <= int(value.max()) <= LARGEST_COUNT:
+        return "bad-statistics", f"{name}: no count that can be summed"
     if plain in model.statistics and not plain.endswith(".running_mean") and bool((value < 0).any()):
         return "bad-statistics", f"{name}: below zero"  # the root of a negative variance is NaN for everyone
     return "", ""

@@ -40,7 +40,13 @@ class Checkpoint:
         }
         return (max(kept), dict(kept[max(kept)])) if kept else (-1, {})
 
-    def after(self, state: ServerState, updates: Sequence[Update], best: Best | None) -> Checkpoint:
+    def after(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        best: Best | None,
+        strikes: Mapping[int, int] | None = None,
+    ) -> Checkpoint:
         """The checkpoint at the end of a round, as it would be read back from a file."""
         memories = dict(self.memories)
         for update in updates:
@@ -50,7 +56,8 @@ class Checkpoint:
                     self.state.round: settled(update.memory, "update.memory"),
                 }
                 memories[update.client] = {round: kept[round] for round in sorted(kept)[-REMEMBERED_ROUNDS:]}
-        return replace(self, state=settle(state), memories=memories, best=best)
+        strikes = self.strikes if strikes is None else strikes
+        return replace(self, state=settle(state), memories=memories, best=best, strikes=strikes)
 
 
 def settle(state: ServerState) -> ServerState:

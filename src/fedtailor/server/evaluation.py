@@ -14,7 +14,7 @@ from fedtailor.elastic.model import ElasticModel
 from fedtailor.engines.engine import Engine
 from fedtailor.fleet import Tier
 from fedtailor.method import Method
-from fedtailor.round import Client, Reply, ServerState, Task, Update
+from fedtailor.round import Client, Dropped, Reply, ServerState, Task, Update
 from fedtailor.server.checking import check_answers
 from fedtailor.server.merging import by_samples, holder_mean
 from fedtailor.server.seeds import Seeds
@@ -28,23 +28,25 @@ def calibrate(
     model: ElasticModel,
     engine: Engine,
     seeds: Seeds,
+    refused: list[Dropped] | None = None,
 ) -> ServerState:
     """A round of statistics queries (HeteroFL's sBN): each width's norms on the data of clients that can run it.
 
     Merged by the number of batches, the result is the plain average of all batch statistics. A width that no client
     can train in this round (levels are redrawn, or it lies at the end of a range) is measured on everyone's data.
+    Answers that could not be used are added to ``refused``.
     """
     if method.norm != "static" or not model.statistics:
         return state
-    weights = dict(state.weights)
+    weights, dropped = dict(state.weights), [] if refused is None else refused
     cuts = [method.cut_for(budget, model) for budget in budgets]
     for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)  # statistics of older weights are of no use
         everyone = [client for client in clients if client.num_examples > 1]
         able = [client for client in everyone if fit(model, client.budget, method.align).holds(cut)]
-        answers = _statistics(method, state, cut, able, model, engine, seeds)
-        answers = answers or _statistics(method, state, cut, everyone, model, engine, seeds)
+        answers = _statistics(method, state, cut, able, model, engine, seeds, dropped)
+        answers = answers or _statistics(method, state, cut, everyone, model, engine, seeds, dropped)
         weights = holder_mean(weights, answers, model, by_samples)
     return replace(state, weights=weights)
 
@@ -57,12 +59,15 @@ def _statistics(
     model: ElasticModel,
     engine: Engine,
     seeds: Seeds,
+    refused: list[Dropped],
 ) -> list[Update]:
     """Ask clients for the statistics of one width on their data; they are sent the same patch, which they only read."""
     patch = model.cut(state.weights, cut, norm.travelling(model, method.norm))
     reply = Reply(norm.tagged_statistics(model, cut), cut)
     tasks = [Task(client, state.round, patch, reply, seeds, action="calibrate") for client in clients]
-    return check_answers(tasks, engine.run(tasks), model)[0]
+    updates, dropped = check_answers(tasks, engine.run(tasks), model)
+    refused.extend(dropped)
+    return updates
 
 
 def evaluate_tiers(

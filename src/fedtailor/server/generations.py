@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fedtailor.server.storage import PART, Buffer, disk_errors, remove_file, rep
 
 MAGIC = b"fedtgen\x01"  # the last byte is the version
 SUFFIX = ".checkpoint"
+SPARE = f"spare{PART}"  # the room of a generation that is no longer kept: the next one is written into it
 DIGEST = 32  # bytes of a sha256
 _START = len(MAGIC) + 4
 
@@ -66,7 +68,8 @@ def save(folder: Path, header: Mapping[str, Any], payload: Sequence[Buffer]) -> 
     # Hashing takes about as long as the disk does: they run side by side.
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(_digest, chunks)
-        replace_file(place_of(folder, header["round"]), chunks, digest.result)
+        place = place_of(folder, header["round"])
+        replace_file(place, chunks, seal=digest.result, part=folder / SPARE)
     return digest.result().hex()
 
 
@@ -135,19 +138,21 @@ def _check_chain(folder: Path, generation: Generation) -> None:
 
 
 def prune(folder: Path, current: int, keep: int, best: int | None) -> None:
-    """Remove all but the last ``keep`` generations up to the current one, and the best one.
+    """Give up all but the last ``keep`` generations up to the current one, and the best one.
 
-    Files of later rounds are damaged ones that a resumed run has passed by; it will replace them when it gets there.
+    The room of one of them is kept for the next generation: that is faster than new room, and a run whose first
+    rounds fitted on the disk will not run out of it later. Files of later rounds are damaged ones that a resumed
+    run has passed by; it will replace them when it gets there.
     """
     rounds = [round for round in saved_rounds(folder) if round <= current]
     for round in rounds[:-keep]:
         if round != best:
             with disk_errors(folder, 0):
-                remove_file(place_of(folder, round))
+                os.replace(place_of(folder, round), folder / SPARE)
 
 
 def clean(folder: Path) -> None:
-    """Remove what a crash left behind."""
+    """Remove what is not a generation: the spare room, and what a crash left behind."""
     for path in folder.glob(f"*{PART}"):
         with disk_errors(path, 0):
             remove_file(path)

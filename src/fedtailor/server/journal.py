@@ -236,6 +236,7 @@ class Journal:
         """The run has come to its end."""
         self.save(at)
         with self._advice():
+            generations.clean(self.folder.path / CHECKPOINTS)
             save_weights(self.folder)
         self.log("finished", round=at.state.round, best_round=at.best.round if at.best else None)
 

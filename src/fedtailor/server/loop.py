@@ -2,8 +2,9 @@
 
 round r → fleet.capacity → method.participants → sample → clients with this round's budgets
 client  → method.assign → Task
-tasks   → engine.run → updates           (method.perform on the client)
-updates → check_answers → method.merge → state of round r + 1
+tasks   → engine.run → updates           (method.perform on the client; until the deadline)
+updates → check_answers → a quorum?      (or abandon the round and ask others)
+        → method.merge → state of round r + 1
 every k rounds: calibrate → deploy(budget) per tier → evaluation → method.observe
 → one metrics row and a checkpoint: all that the next round needs
 """
@@ -11,7 +12,6 @@ every k rounds: calibrate → deploy(budget) per tier → evaluation → method.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,13 +19,16 @@ from typing import Any
 from fedtailor.data.federated import FederatedData
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.engines.engine import Engine
+from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import require
 from fedtailor.fleet import Fleet
 from fedtailor.method import Method
-from fedtailor.round import Dropped, Task, Update
+from fedtailor.round import Client, Dropped, Task
+from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
 from fedtailor.server.checkpoint import Checkpoint, settle
 from fedtailor.server.evaluation import calibrate, evaluate_tiers
+from fedtailor.server.faults import Timely, Try
 from fedtailor.server.sampling import sample
 from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
@@ -41,6 +44,7 @@ class RoundSettings:
     clients_per_round: int = 10
     evaluate_every: int = 5  # rounds; the last round is always evaluated
     stopping: Stopping = field(default_factory=Stopping)
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
@@ -64,25 +68,61 @@ def run_rounds(
     A run that starts from a checkpoint of itself goes through the same rounds, bit for bit.
     """
     at = start or first_checkpoint(method, model)
+    engine = engine if isinstance(engine, Timely) else Timely(engine, settings.engine.deadline)
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
-        started, state = time.monotonic(), at.state
-        clients = fleet.capacity(data.sizes, state.round, seeds)
-        cohort = sample(method.participants(state, clients), settings.clients_per_round, state.round, seeds)
-        tasks = [method.assign(state, client, model, seeds) for client in cohort]
-        tasks = [_with_memory(task, slot, at) for slot, task in enumerate(tasks)]
-        updates, dropped = check_answers(tasks, engine.run(tasks), model)
-        state, best = method.merge(state, updates, model), at.best
-        row = {"round": state.round, **account(method, model, tasks, updates, dropped)}
+        started = time.monotonic()
+        clients = fleet.capacity(data.sizes, at.state.round, seeds)
+        tries, strikes = hold_round(at, clients, method, model, engine, settings, seeds)
+        state, best = method.merge(at.state, tries[-1].updates, model), at.best
+        row = {"round": state.round, **account(method, model, tries)}
         if state.round % settings.evaluate_every == 0 or state.round == settings.rounds:
-            budgets = [tier.budget for tier in fleet.tiers]
-            state = calibrate(method, state, budgets, clients, model, engine, seeds)
+            budgets, refused = [tier.budget for tier in fleet.tiers], list[Dropped]()
+            able = faults.awake(clients, strikes, settings.engine)
+            state = calibrate(method, state, budgets, able, model, engine, seeds, refused)
+            strikes = faults.with_strikes(strikes, able, refused)
+            row["refused"] = faults.counted(row["refused"], refused)
             row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test)
             state = method.observe(state, row["tiers"])
             best = settings.stopping.judge(best, state.round, row["tiers"])
             row["best_round"] = best.round
-        at = at.after(state, updates, best)
+        row["resting"] = len(faults.resting(strikes, settings.engine))
+        at = at.after(state, tries[-1].updates, best, strikes)
         on_round({**row, "seconds": round(time.monotonic() - started, 4)}, at)
     return at
+
+
+def hold_round(
+    at: Checkpoint,
+    clients: list[Client],
+    method: Method,
+    model: ElasticModel,
+    engine: Engine,
+    settings: RoundSettings,
+    seeds: Seeds,
+) -> tuple[list[Try], dict[int, int]]:
+    """Ask clients until enough of them have answered: all tries, the last of which counts, and the new strikes.
+
+    What decides is derived from the round and the number of the try, so a round that is redone goes the same way.
+    """
+    state, rules, count = at.state, settings.engine, settings.clients_per_round
+    tries: list[Try] = []
+    strikes = dict(at.strikes)
+    willing = method.participants(state, clients)
+    while len(tries) <= rules.retries:
+        if tries:
+            time.sleep(faults.pause_before(len(tries), rules))
+        able = faults.awake(willing, strikes, rules)
+        if willing and not able:
+            raise faults.nobody_left(state.round, rules)
+        cohort = sample(able, faults.cohort_size(count, rules), state.round, seeds, len(tries))
+        tasks = [method.assign(state, client, model, seeds) for client in cohort]
+        tasks = [_with_memory(task, slot, at) for slot, task in enumerate(tasks)]
+        updates, dropped = check_answers(tasks, engine.run(tasks), model)
+        strikes = faults.with_strikes(strikes, cohort, dropped)
+        tries.append(Try(tasks, updates, dropped))
+        if faults.enough(tries[-1], count, rules):
+            return tries, strikes
+    raise faults.give_up(state.round, tries, count, rules)
 
 
 def first_checkpoint(method: Method, model: ElasticModel) -> Checkpoint:
@@ -95,19 +135,27 @@ def _with_memory(task: Task, slot: int, at: Checkpoint) -> Task:
     return replace(task, slot=slot, memory=memory, memory_round=since)
 
 
-def account(
-    method: Method, model: ElasticModel, tasks: list[Task], updates: list[Update], dropped: list[Dropped]
-) -> Row:
-    """What the round cost and who took part."""
-    examples = {update.client: update.metrics.get("examples", update.weight) for update in updates}
-    macs = sum(method.work(task, model).macs * int(examples.get(task.client.id, 0)) for task in tasks)
-    weight = sum(update.weight for update in updates)
-    loss = sum(update.metrics.get("loss", 0.0) * update.weight for update in updates)
+def account(method: Method, model: ElasticModel, tries: list[Try]) -> Row:
+    """What the round cost and who took part; abandoned tries cost too, but only the last one is learnt from."""
+    tasks = [task for each in tries for task in each.tasks]
+    updates = [update for each in tries for update in each.updates]
+    macs = sum(_macs(method, model, each) for each in tries)
+    merged = tries[-1].updates
+    weight = sum(update.weight for update in merged)
+    loss = sum(update.metrics.get("loss", 0.0) * update.weight for update in merged)
     return {
         "clients": len(tasks),
-        "refused": dict(Counter(drop.reason for drop in dropped)),
+        "merged": len(merged),
+        "refused": faults.counted({}, [drop for each in tries for drop in each.dropped]),
+        "abandoned": len(tries) - 1,
         "bytes_down": sum(task.patch.nbytes for task in tasks),
         "bytes_up": sum(update.patch.nbytes for update in updates),
         "macs": macs,
         "train_loss": loss / weight if weight else None,
     }
+
+
+def _macs(method: Method, model: ElasticModel, tried: Try) -> int:
+    examples = {update.client: update.metrics.get("examples", update.weight) for update in tried.updates}
+    worked = [task for task in tried.tasks if task.client.id in examples]
+    return sum(method.work(task, model).macs * int(examples[task.client.id]) for task in worked)

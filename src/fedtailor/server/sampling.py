@@ -9,12 +9,16 @@ from fedtailor.round import Client
 from fedtailor.server.seeds import Seeds
 
 
-def sample(clients: Sequence[Client], count: int, round: int, seeds: Seeds) -> list[Client]:
-    """``count`` different clients, fixed by the run's seed and the round alone, in the order of their ids."""
+def sample(clients: Sequence[Client], count: int, round: int, seeds: Seeds, retry: int = 0) -> list[Client]:
+    """``count`` different clients, fixed by the run's seed and the round alone, in the order of their ids.
+
+    A round that had to be abandoned is tried again with others: ``retry`` counts how often.
+    """
     if count >= len(clients):
         chosen = list(clients)
     else:
-        drawn = seeds.numpy("cohort", round=round).choice(len(clients), size=count, replace=False)
+        generator = seeds.numpy("cohort", round=round, step=retry or None)
+        drawn = generator.choice(len(clients), size=count, replace=False)
         chosen = [clients[int(index)] for index in drawn]
     ordered = sorted(chosen, key=lambda client: client.id)
     return [replace(client, slot=slot) for slot, client in enumerate(ordered)]

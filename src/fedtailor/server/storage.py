@@ -27,15 +27,17 @@ LOCK = "run.lock"
 _UNLOCKABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # a file system without locks
 
 
-def replace_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] | None = None) -> None:
+def replace_file(
+    path: Path, chunks: Sequence[Buffer], *, seal: Callable[[], bytes] = bytes, part: Path | None = None
+) -> None:
     """Put a file in place, all of it or none of it, also if the power goes.
 
     ``seal`` gives the file's last bytes; it is asked for them once everything else is on its way to the disk.
+    The bytes are first written to ``part``; if that exists, its room on the disk is used again.
     """
-    part = path.with_name(path.name + PART)
+    part = part or path.with_name(path.name + PART)
     needed = sum(memoryview(chunk).nbytes for chunk in chunks)
     with disk_errors(path, needed):
-        remove_file(part)  # of a crash; whoever writes here holds the lock
         try:
             write_file(part, chunks, seal)
             os.replace(part, path)
@@ -45,15 +47,18 @@ def replace_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes]
         sync_folder(path.parent)
 
 
-def write_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] | None = None) -> None:
-    """Write a new file and sync it; a sync that fails is never tried again, because its data may be gone."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)
+def write_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] = bytes) -> None:
+    """Write a file and sync it; a sync that fails is never tried again, because its data may be gone."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     try:
+        length = 0
         for chunk in chunks:
-            _write(descriptor, chunk)
-        if seal is not None:
+            length += _write(descriptor, chunk)
+        if seal is not bytes:
             _sync(descriptor)
-            _write(descriptor, seal())
+        length += _write(descriptor, seal())
+        if os.fstat(descriptor).st_size != length:  # there was a longer file in this place
+            os.ftruncate(descriptor, length)
         _sync(descriptor)
     finally:
         os.close(descriptor)
@@ -107,10 +112,12 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write(descriptor: int, data: Buffer) -> None:
+def _write(descriptor: int, data: Buffer) -> int:
     rest = memoryview(data).cast("B")
+    length = len(rest)
     while len(rest):
         rest = rest[os.write(descriptor, rest) :]
+    return length
 
 
 def _sync(descriptor: int) -> None:

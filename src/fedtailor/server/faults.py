@@ -1,0 +1,131 @@
+"""What becomes of a round when clients fail: deadline, quorum and strikes, for every engine.
+
+engine.run → Timely: until the deadline        → late, no-answer
+           → check_answers                     → refused with a reason
+refused    → strikes: three, and a client rests for the run
+updates    → enough for the quorum?            → merge, or abandon the round and try again with other clients
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedtailor.engines.engine import Answer, Engine
+from fedtailor.engines.settings import EngineSettings
+from fedtailor.errors import QuorumError
+from fedtailor.round import Client, Dropped, Task, Update
+
+# No fault of the client, or one that it has owned up to: nothing that would be worse the next time.
+FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged"})
+
+LONGEST_PAUSE = 300.0  # seconds between two tries of a round
+
+Strikes = Mapping[int, int]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Timely:
+    """An engine with a deadline: whoever has not answered by then is late, and the round goes on without."""
+
+    engine: Engine
+    seconds: float
+    clock: Clock = time.monotonic  # not the time of day, which jumps
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+        """At least one result per task, at the latest when an answer or a sign of waiting comes after the deadline."""
+        missing = {task.client.id: task for task in tasks}
+        end = self.clock() + self.seconds
+        answers, reason = self.engine.run(tasks), "no-answer"
+        try:
+            for answer in answers:
+                if self.clock() > end:  # what has just come is late too
+                    reason = "late"
+                    break
+                if answer is not None:
+                    missing.pop(answer.client, None)
+                    yield answer
+        finally:
+            close = getattr(answers, "close", None)  # only generators have one
+            if close is not None:
+                close()
+        for client, task in missing.items():
+            yield Dropped(client, task.round, reason)
+
+
+@dataclass(frozen=True)
+class Try:
+    """One cohort that was asked, and what came of it."""
+
+    tasks: list[Task]
+    updates: list[Update]
+    dropped: list[Dropped]
+
+
+def awake(clients: Sequence[Client], strikes: Strikes, rules: EngineSettings) -> list[Client]:
+    """The clients that may still be asked."""
+    return [client for client in clients if not rules.strikes or strikes.get(client.id, 0) < rules.strikes]
+
+
+def resting(strikes: Strikes, rules: EngineSettings) -> list[int]:
+    """The clients that are not asked any more."""
+    return sorted(client for client, count in strikes.items() if rules.strikes and count >= rules.strikes)
+
+
+def with_strikes(strikes: Strikes, asked: Sequence[Client], dropped: Sequence[Dropped]) -> dict[int, int]:
+    """One more for every refused update of a client that was asked; nobody pays for what others send in their name."""
+    known = {client.id for client in asked}
+    bad = Counter(drop.client for drop in dropped if drop.reason not in FORGIVEN and drop.client in known)
+    return {client: strikes.get(client, 0) + bad[client] for client in sorted({*strikes, *bad})}
+
+
+def counted(before: Mapping[str, int], dropped: Sequence[Dropped]) -> dict[str, int]:
+    """How often each reason was given, in the order of their names."""
+    total = Counter(before) + Counter(drop.reason for drop in dropped)
+    return {reason: total[reason] for reason in sorted(total)}
+
+
+def cohort_size(clients_per_round: int, rules: EngineSettings) -> int:
+    """How many clients are asked."""
+    return math.ceil(round(clients_per_round * rules.over_selection, 6))  # 1.1 * 10 is a little above 11
+
+
+def enough(tried: Try, clients_per_round: int, rules: EngineSettings) -> bool:
+    """Whether a round may be merged."""
+    return len(tried.updates) >= needed(tried, clients_per_round, rules)
+
+
+def needed(tried: Try, clients_per_round: int, rules: EngineSettings) -> int:
+    """The quorum as a number; a cohort that could not be larger is measured by its own size."""
+    return math.ceil(round(min(clients_per_round, len(tried.tasks)) * rules.quorum, 6))
+
+
+def pause_before(retry: int, rules: EngineSettings) -> float:
+    """Seconds to wait before a retry, the first of which is number 1."""
+    return min(LONGEST_PAUSE, rules.pause * 2 ** (retry - 1))
+
+
+def give_up(round: int, tries: Sequence[Try], clients_per_round: int, rules: EngineSettings) -> QuorumError:
+    """The error for a round that never had its quorum."""
+    last = tries[-1]
+    counted = Counter(drop.reason for drop in last.dropped).most_common()
+    reasons = ", ".join(f"{count} x {reason}" for reason, count in counted) or "nobody was asked"
+    example = next((f" (client {d.client}: {d.detail})" for d in last.dropped if d.detail), "")
+    return QuorumError(
+        f"round {round + 1} was tried {len(tries)} times and never had a quorum: the last time "
+        f"{len(last.updates)} of {len(last.tasks)} clients gave an update that can be used, and "
+        f"{needed(last, clients_per_round, rules)} are needed; {reasons}{example}. The model is that of round {round}. "
+        "See engine.quorum, engine.deadline and engine.retries; if clients diverged, lower training.lr"
+    )
+
+
+def nobody_left(round: int, rules: EngineSettings) -> QuorumError:
+    """The error for a run whose clients have all been refused too often."""
+    return QuorumError(
+        f"round {round + 1} has nobody to ask: every client that could take part had {rules.strikes} updates refused "
+        f"(engine.strikes). The model is that of round {round}; metrics.jsonl says why updates were refused"
+    )
