@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import fedtailor
 from fedtailor import Budget, FederatedData, FedtailorError
 from fedtailor.data.batches import Examples
+from fedtailor.methods.splitmix import SplitMix
 
 SETTINGS = {"rounds": 2, "clients_per_round": 3, "evaluate_every": 2}
 
@@ -74,6 +75,20 @@ def test_submodel_computes_what_the_run_evaluated():
     for tier in ("0.2", "1"):
         accuracy = (run.submodel(tier)(x).argmax(-1) == y).double().mean().item()
         assert accuracy == pytest.approx(run.tiers[tier]["accuracy"], abs=1e-9)
+
+
+def test_an_ensemble_is_one_module():
+    """Split-Mix gives a device several networks; they load, save and answer as one."""
+    module = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    data = small_data()
+    run = fedtailor.train(module, data, fleet="uniform-2", method=SplitMix(base=0.25), **SETTINGS)
+    deployed = run.submodel(1)
+    assert len(deployed.members) == 4
+    x, y = data.test.take(torch.arange(len(data.test)))
+    assert torch.equal(deployed(x), torch.stack([member(x) for member in deployed.members]).mean(0))
+    accuracy = (deployed(x).argmax(-1) == y).double().mean().item()
+    assert accuracy == pytest.approx(run.tiers["1"]["accuracy"], abs=1e-9)
+    assert type(run.submodel(0.25)) is nn.Sequential
 
 
 def test_dict_batches_own_loss_and_own_metric():

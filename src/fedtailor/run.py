@@ -22,6 +22,7 @@ from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import DataSettings, FederatedData, federate
 from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.ensemble import Ensemble
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.switchable import Switchable, switchable
 from fedtailor.engines.in_process import InProcess
@@ -73,14 +74,13 @@ class Run:
         return self.method.deploy(state, budget, self.model)
 
     def submodel(self, budget: Budget | float | str) -> nn.Module:
-        """A plain small module for a device: ``run.submodel(0.25)`` or ``run.submodel(Budget(macs=1_000_000))``."""
+        """A plain small module for a device: ``run.submodel(0.25)`` or ``run.submodel(Budget(macs=1_000_000))``.
+
+        Where the method deploys several networks (Split-Mix), they are one module that averages their outputs.
+        """
         wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
-        deployed = self.deploy(wanted)
-        if len(deployed.patches) > 1:
-            raise FedtailorError(
-                f"{self.method.name} deploys an ensemble of {len(deployed.patches)} networks: use deploy"
-            )
-        return self.model.build(deployed.patches[0]).eval()
+        members = [self.model.build(patch) for patch in self.deploy(wanted).patches]
+        return (members[0] if len(members) == 1 else Ensemble(members)).eval()
 
     def switchable(self) -> Switchable:
         """One module for inference that can run at the width of every tier: ``network.switch(0.4)``."""

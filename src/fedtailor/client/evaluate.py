@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from fedtailor.data.batches import Batch, Examples, batch_size
+from fedtailor.elastic.ensemble import mean_of
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
 
@@ -24,7 +23,9 @@ def evaluate_patches(model: ElasticModel, patches: Sequence[Patch], data: Exampl
         batch = data.take(chosen)
         output = mean_output(model, patches, batch)
         values = {"loss": model.objective.loss(output, batch).item()}
-        values.update({name: float(metric(output, batch)) for name, metric in model.objective.metrics.items()})
+        values.update(
+            {name: float(metric(output, batch)) for name, metric in model.objective.metrics.items()}
+        )
         for name, value in values.items():
             totals[name] = totals.get(name, 0.0) + value * batch_size(batch)
     return {name: total / len(data) for name, total in totals.items()}
@@ -32,7 +33,4 @@ def evaluate_patches(model: ElasticModel, patches: Sequence[Patch], data: Exampl
 
 def mean_output(model: ElasticModel, patches: Sequence[Patch], batch: Batch) -> Any:
     """The output of one patch, or the mean over several."""
-    outputs = [model.forward(patch.values, patch.cut, batch) for patch in patches]
-    if len(outputs) == 1:
-        return outputs[0]
-    return tree_map(lambda *parts: torch.stack(parts).mean(0) if isinstance(parts[0], Tensor) else parts[0], *outputs)
+    return mean_of([model.forward(patch.values, patch.cut, batch) for patch in patches])
