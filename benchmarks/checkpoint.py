@@ -2,9 +2,11 @@
 
     python benchmarks/checkpoint.py --repeats 40 --folder runs --output docs/evidence/6/checkpoint.json
 
-One repetition saves a round the way a run does (metrics row, event, state, checksum, rename, removal of the oldest generation) and,
-right before or right after it, writes a file of the same size with one write and two syncs (file and folder). Which of the two goes
-first alternates, so that neither profits from what the disk is doing at the time.
+One repetition saves a round the way a run does (metrics row, event, state, checksum, syncs, rename, the oldest
+generation given up) and, right before or right after it, writes a new file of the same size with one write and two
+syncs (file and folder). Which of the two goes first alternates, so that neither profits from what the disk is doing.
+The checksum is computed beside the writing; where other programs use all processors, prefix ``chrt -f 5`` to measure
+the machine instead of its load.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def plain_write(path: Path, data: bytes) -> None:
 
 
 def timed(function: Callable[[], None]) -> float:
+    """Seconds that it takes."""
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin
@@ -60,6 +63,7 @@ def resnet_run(width: str) -> Checkpoint:
 
 
 def measure(folder: Path, repeats: int, model: str) -> dict[str, object]:
+    """Medians over the repetitions, and the quartiles of their ratios."""
     start = resnet_run(model)
     saves, writes, ratios = [], [], []
     with Journal.create(folder / "run", {}) as journal:
@@ -92,6 +96,7 @@ def measure(folder: Path, repeats: int, model: str) -> dict[str, object]:
 
 
 def main() -> None:
+    """Measure and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--model", default="preresnet18")

@@ -12,6 +12,7 @@ width trains, each in a process of its own.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
@@ -125,6 +126,7 @@ def measure_memory(widths: list[str], batch_size: int) -> list[dict[str, Any]]:
 def memory_of(width: str, batch_size: int) -> int:
     """In a fresh process: bytes above what was resident before the client began."""
     model, batch = resnet(), batch_of(batch_size)
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that tracing has freed must not be used again unseen
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
     before = _status("VmRSS")
     steps = client_steps(model, width, width)

@@ -19,6 +19,7 @@ from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.settings import EngineSettings
 from fedtailor.fleet import Fleet, fleet_by_name
 from fedtailor.method import Method
 from fedtailor.round import Client, Dropped, Reply, ServerState, Task, Update
@@ -170,6 +171,7 @@ def run(
     every: int = 100,
     seed: int = 0,
     engine: Callable[[InProcess], Any] | None = None,
+    rules: EngineSettings | None = None,
 ) -> Result:
     """``run_rounds`` on a small scale; ``engine`` may wrap the in-process one."""
     rows: list[Row] = []
@@ -180,7 +182,7 @@ def run(
         data,
         fleet_by_name(fleet) if isinstance(fleet, str) else fleet,
         inner if engine is None else engine(inner),
-        RoundSettings(rounds, cohort, every),
+        RoundSettings(rounds, cohort, every, engine=rules or EngineSettings()),
         Seeds(seed),
         lambda row, _state: rows.append(copy.deepcopy(row)),
     )

@@ -139,7 +139,8 @@ def _at_the_top(module: str) -> Iterator[str]:
             yield inner
 
 
-MAY_PICKLE: set[str] = set()  # no module: what is read is data, never code
+# What is read is data, never code. The one exception reads what this process wrote into memory for its own child.
+MAY_PICKLE = {"engines.luggage"}
 UNWANTED = {
     "torchvision",
     "timm",

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.federated import DataSettings
+from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
@@ -53,6 +54,7 @@ class RunConfig:
     training: Table = field(default_factory=dict)
     stopping: Stopping = field(default_factory=Stopping)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
         allowed = self.name.replace("-", "").replace("_", "").replace(".", "")
@@ -70,7 +72,9 @@ class RunConfig:
     @property
     def round_settings(self) -> RoundSettings:
         """The part that the round loop reads."""
-        return RoundSettings(self.rounds, self.clients_per_round, self.evaluate_every, self.stopping)
+        return RoundSettings(
+            self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine
+        )
 
     def build_method(self) -> Method:
         """The method with its settings; what [training] does not say is the method's own default."""

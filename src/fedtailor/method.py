@@ -22,7 +22,7 @@ from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elastic import norm
-from fedtailor.elastic.budget import Budget, fit
+from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, Workload, fit
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
@@ -38,13 +38,14 @@ from fedtailor.server.seeds import Seeds
 class Method:
     """Hyper-parameters and hooks; subclass it, override what differs, and ``register`` the result."""
 
-    name: ClassVar[str] = ""    # set by ``register``
-    inactive: ClassVar[Literal["held", "active"]] = "held"    # what momentum and decay move outside a step's cuts
+    name: ClassVar[str] = ""  # set by ``register``
+    inactive: ClassVar[Literal["held", "active"]] = "held"  # what momentum and decay move outside step cuts
+    honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS  # limits it keeps to; None: looks at none
 
     local: LocalTraining = LocalTraining()
     norm: Policy = "averaged"
     weighting: Literal["samples", "count"] = "samples"
-    align: int = 1    # round widths up to a multiple, for hardware that likes 8 or 16
+    align: int = 1  # round widths up to a multiple, for hardware that likes 8 or 16
 
     def __post_init__(self) -> None:
         if self.norm not in norm.POLICIES:
@@ -65,7 +66,12 @@ class Method:
 
     def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
         """The piece for a device of this budget, in training and in deployment."""
-        return fit(model, budget, self.align)
+        return fit(model, budget, self.align, workload=self.workload)
+
+    @property
+    def workload(self) -> Workload:
+        """One local step, as limits on memory and time mean it."""
+        return Workload(self.local.batch_size, optimiser_slots=int(self.local.momentum > 0))
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """Which coordinates this client holds in this round."""
@@ -93,7 +99,9 @@ class Method:
         patch, metrics = sgd.train(self, task, data, model)
         return self.answer(task, patch, len(data), metrics)
 
-    def answer(self, task: Task, patch: Patch, weight: float, metrics: Mapping[str, float] | None = None) -> Update:
+    def answer(
+        self, task: Task, patch: Patch, weight: float, metrics: Mapping[str, float] | None = None
+    ) -> Update:
         """The update that answers a task."""
         return Update(task.client.id, task.round, task.round, patch, weight, dict(metrics or {}), task.memory)
 
@@ -130,8 +138,10 @@ class Method:
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """What one local step costs for one example; a backward pass counts as two forward passes."""
         cost = model.cost(task.patch.cut)
-        return Cost(cost.params, 3 * cost.macs, cost.bytes)
+        return replace(cost, macs=3 * cost.macs)
 
-    def deploy(self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None) -> Deployed:
+    def deploy(
+        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
+    ) -> Deployed:
         """What a device of this budget is given, without retraining."""
         return Deployed((norm.deployable(model, state.weights, self.cut_for(budget, model), self.norm),))

@@ -25,7 +25,9 @@ from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.ensemble import Ensemble
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.switchable import Switchable, switchable
+from fedtailor.engines.automatic import check_workers, open_engine
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, fleet_by_name
 from fedtailor.fleet.names import build_fleet
@@ -114,6 +116,7 @@ def train(
     on_row: OnRow | None = None,
     stopping: Stopping | Mapping[str, Any] | None = None,
     checkpoint: CheckpointSettings | Mapping[str, Any] | None = None,
+    engine: EngineSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
 ) -> Run:
@@ -121,11 +124,15 @@ def train(
 
     ``data`` is federated data or the name of a data set, ``fleet`` and ``method`` are objects or names. A pretrained
     module is a valid start. ``loss(output, batch)`` and ``metrics`` replace cross-entropy and accuracy.
+    ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     """
     prepared = prepare(
         module, data, fleet, method,
-        RoundSettings(rounds, clients_per_round, evaluate_every, _settings(Stopping, stopping, "stopping")),
+        RoundSettings(
+            rounds, clients_per_round, evaluate_every,
+            _settings(Stopping, stopping, "stopping"), _settings(EngineSettings, engine, "engine"),
+        ),
         training=training, loss=loss, metrics=metrics, device=device, seed=seed,
     )  # fmt: skip
     if folder is None:
@@ -164,8 +171,11 @@ class Prepared:
                 on_row(row)
             kept.stop_if_asked(at)
 
-        engine = InProcess(self.method, self.model, self.data)
-        with torch_threads(threads), kept.until_asked_to_stop():
+        with (
+            torch_threads(threads),
+            open_engine(self.method, self.model, self.data, self.settings.engine) as engine,
+            kept.until_asked_to_stop(),
+        ):
             at = run_rounds(
                 self.method, self.model, self.data, self.fleet, engine, self.settings, self.seeds, note, kept.at
             )  # fmt: skip
@@ -198,7 +208,9 @@ class Prepared:
                 "method": {"name": type(self.method).__qualname__, **dataclasses.asdict(self.method)},
                 "fleet": repr(self.fleet),
             }
-        return fingerprint(settings, self.method, self.model, self.data, threads)
+        mark = fingerprint(settings, self.method, self.model, self.data, threads)
+        # How many processes work changes no bit: a run may go on with more or fewer.
+        return {name: value for name, value in mark.items() if not name.endswith("engine.workers")}
 
 
 def _environment(prepared: Prepared, threads: int) -> str:
@@ -263,6 +275,7 @@ def check(
         )
     for tier in fleet.tiers:
         method.cut_for(tier.budget, model)
+    check_workers(method, model, data, settings.engine)
 
 
 def pick_device(name: str) -> torch.device:

@@ -10,6 +10,7 @@ import torch
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.patch import Patch
 from fedtailor.elastic.selections import as_width, prefix
+from fedtailor.engines.settings import EngineSettings
 from fedtailor.methods import get_method
 from fedtailor.round import Dropped, Reply, Update
 from fedtailor.server.checking import check_answers, check_update
@@ -103,9 +104,17 @@ def test_weights_up_to_the_servers_own_record_pass(weight):
     assert reason(good(weight=weight)) is None
 
 
-@pytest.mark.parametrize("changes", [{"client": 1}, {"round": 1}, {"round": -1}])
-def test_answers_to_another_task_are_refused(changes):
-    assert reason(good(**changes)) == "wrong-task"
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"client": 1}, "wrong-client"),
+        ({"round": 1}, "wrong-round"),
+        ({"round": -1}, "wrong-round"),
+        ({"base_round": -1}, "wrong-round"),
+    ],
+)
+def test_answers_to_another_task_are_refused(changes, expected):
+    assert reason(good(**changes)) == expected
 
 
 @pytest.mark.parametrize("missing", TENSORS)
@@ -241,14 +250,14 @@ def test_at_most_one_answer_for_each_task():
     updates, dropped = check_answers(tasks, [first, stranger, first, gone], MODEL)
     assert updates == [first]
     assert [(drop.client, drop.reason) for drop in dropped] == [
-        (5, "unasked"),
-        (4, "unasked"),
+        (4, "duplicate"),
+        (5, "wrong-client"),
         (7, "diverged"),
     ]
     replayed = replace(second, round=-1)  # an old answer does not take the place of the real one
     updates, dropped = check_answers(tasks, [replayed, second], MODEL)
     assert updates == [second]
-    assert [(drop.client, drop.reason) for drop in dropped] == [(7, "wrong-task")]
+    assert [(drop.client, drop.reason) for drop in dropped] == [(7, "wrong-round")]
 
 
 # Through a whole round: the model must be bit-identical to the round without the refused client.
@@ -274,8 +283,7 @@ SPOILED = {
     "wrong-shape": wrong_shape,
     "wrong-dtype": wrong_dtype,
     "bad-weight": lambda update: replace(update, weight=1e15),
-    "wrong-task": lambda update: replace(update, round=update.round - 1),
-    "unasked": lambda update: replace(update, client=99),
+    "wrong-round": lambda update: replace(update, round=update.round - 1),
     "wrong-names": lambda update: replace(update, patch=Patch({}, update.patch.cut)),
     "out-of-lease": lambda update: replace(update, patch=Patch(update.patch.values, Cut({LABELS: (9,)}))),
 }
@@ -331,14 +339,15 @@ def test_a_client_whose_loss_is_nan_is_refused_and_the_run_goes_on(name):
         every=1,
         engine=lambda e: Spoiling(Spoiling(e, 1, lambda _update: None), 1, lambda _update: None, "calibrate"),
     )
-    assert [row["refused"] for row in result.rows] == [{"diverged": 1}] * 2
+    statistics = {"non-finite": 1} if name == "heterofl" else {}  # the norms' are asked for and refused too
+    assert [row["refused"] for row in result.rows] == [{"diverged": 1, **statistics}] * 2
     assert differing(result.state.weights, without.state.weights) == set()
     assert all(bool(value.isfinite().all()) for value in result.state.weights.values())
 
 
-def test_all_clients_refused_is_a_round_without_change():
+def test_all_clients_refused_is_a_round_without_change_where_no_quorum_is_asked_for():
     method, model, data = get_method("fedavg")(), cnn_model(), with_nan_inputs(image_data((6,)), 0)
-    result = run(method, model, data, rounds=2)
+    result = run(method, model, data, rounds=2, rules=EngineSettings(quorum=0))
     assert differing(result.state.weights, model.weights()) == set()
     assert result.state.round == 2
     assert [row["refused"] for row in result.rows] == [{"diverged": 1}] * 2

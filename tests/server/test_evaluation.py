@@ -34,6 +34,7 @@ from helpers import (
     snapshot,
     tiny_cnn,
     vector_data,
+    with_nan_inputs,
 )
 
 STATIC = get_method("heterofl")(local=LocalTraining(batch_size=4))
@@ -154,6 +155,16 @@ def test_statistics_of_older_weights_are_replaced_not_averaged_in():
     again, anew = (calibrated(STATIC, model, data, "equal", state) for state in (moved, fresh))
     assert differing(again.weights, anew.weights) == set()
     assert differing(again.weights, stale.weights) != {f"{CONV1}.weight"}
+
+
+def test_statistics_of_older_weights_are_dropped_when_nobody_can_answer():
+    data, model = image_data((6, 6)), cnn_model()
+    state = calibrated(STATIC, model, data, "equal")
+    broken = with_nan_inputs(with_nan_inputs(data, 0), 1)
+    after = calibrated(STATIC, model, broken, "equal", state)
+    assert not any("@" in name for name in after.weights)
+    with pytest.raises(FedtailorError, match="width 1 has no statistics yet"):
+        STATIC.deploy(after, Budget(width=1), model)
 
 
 @pytest.mark.parametrize("method", [get_method("fedavg")(), get_method("heterofl")(norm="averaged")])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from fractions import Fraction
@@ -155,6 +156,19 @@ def test_order_of_arrival_does_not_change_a_bit(cohort, shuffler: random.Random)
     expected = snapshot(holder_mean(MODEL.weights(), updates, MODEL))
     shuffler.shuffle(updates)
     assert snapshot(holder_mean(MODEL.weights(), updates, MODEL)) == expected
+
+
+def test_sums_that_cancel_come_out_alike_in_every_order():
+    """Even in float64 (1e30 + 1) - 1e30 is not (1e30 - 1e30) + 1: only a fixed order gives the same bits."""
+    name, sent = f"{LINEAR}.bias", (1e30, 1.0, -1e30, 3.0)
+    updates = [
+        update_of(number, Patch({name: torch.full((LABELS,), value)}, Cut.everything()), 1)
+        for number, value in enumerate(sent)
+    ]
+    results = {
+        bits(holder_mean(MODEL.weights(), order, MODEL)[name]) for order in itertools.permutations(updates)
+    }
+    assert len(results) == 1
 
 
 @settings(max_examples=10)

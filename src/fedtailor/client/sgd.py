@@ -88,7 +88,7 @@ class LocalTraining:
             )
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, round / self.rounds)))
-        # As decimals: 0.55 of 20 rounds is round 11, where floats give 11.000000000000002 and so round 12.
+        # As decimals: 0.07 of 100 rounds is round 7, where floats give 7.000000000000001 and so round 8.
         milestones = [Fraction(str(share)) for share in self.milestones]
         passed = sum(round >= (share * self.rounds if share < 1 else share) for share in milestones)
         return self.lr * self.gamma**passed

@@ -19,7 +19,7 @@ from fedtailor.errors import FedtailorError, require, unknown
 
 __all__ = [
     "CHANNEL_LIMITS", "LIMITS", "Budget", "BudgetError", "Fit", "Limit", "Workload",
-    "broken_limits", "distinct_widths", "fit", "fit_with_reason", "meets", "width_of",
+    "broken_limits", "check_honoured", "distinct_widths", "fit", "fit_with_reason", "meets", "width_of",
 ]  # fmt: skip
 
 Family = Literal["uniform", "per_group"]
@@ -235,6 +235,16 @@ def broken_limits(
 def meets(model: ElasticModel, cut: Cut, budget: Budget, workload: Workload | None = None) -> bool:
     """Whether a cut stays within the budget's limits on cost."""
     return not broken_limits(model, cut, budget, workload)
+
+
+def check_honoured(budget: Budget, honours: frozenset[str] | None, method: str) -> None:
+    """Refuse a budget with limits that a method does not keep to; ``None`` honours nothing and says so."""
+    ignored = [name for name in budget.limits if honours is not None and name not in honours]
+    if ignored:
+        kept_to = ", ".join(name for name in LIMITS if name in (honours or ()))
+        raise FedtailorError(
+            f"{method or 'this method'} does not keep to a limit on {' or '.join(ignored)} ({budget}); it honours {kept_to}"
+        )
 
 
 def distinct_widths(groups: ChannelGroups) -> list[Fraction]:

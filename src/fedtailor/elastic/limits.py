@@ -111,8 +111,6 @@ def as_limit(name: str, value: object) -> Limit:
         raise FedtailorError(
             f"{name} = {value!r}: expected a number above 0 and at most 1, such as 0.25, '1/4' or '25%'"
         )
-    if number is not None and number <= 0:
-        raise FedtailorError(f"{name} = {value!r}: expected a limit above 0")
     if unit not in ("", "%", *UNITS[name]):
         raise FedtailorError(f"{name} = {value!r}: {unknown('unit', unit, UNITS[name])}")
     # Without a unit only whole numbers are absolute; of a time that is written so, nobody could tell the unit.
@@ -123,9 +121,10 @@ def as_limit(name: str, value: object) -> Limit:
         number * UNITS[name][unit] if number is not None and unit in UNITS[name] else share if plain else None
     )
     if absolute is None or absolute < 2:
+        kind = "a time with its unit" if name == "step_time" else "a whole number above 1"
         raise FedtailorError(
-            f"{name} = {value!r}: expected a share of the full model above 0 and at most 1, such as 0.5 or '50%', "
-            f"or an absolute limit above 1, such as '{EXAMPLES[name]}'"
+            f"{name} = {value!r}: expected {kind}, or a share of the full model above 0 and at most 1, "
+            f"such as '{EXAMPLES[name]}' or '50%'"
         )
     return int(absolute)
 

@@ -36,6 +36,11 @@ class NotPortable(FedtailorError):  # noqa: N818  (a property of what was handed
     """Something that a worker process needs cannot get there; all clients can still run in this process."""
 
 
+def check_portable(parts: Mapping[str, Any]) -> None:
+    """Refuse, by its name, a part that could not travel."""
+    _written(parts)
+
+
 def pack(parts: Mapping[str, Any]) -> SharedMemory:
     """Parts by name, ready for any number of workers; one that cannot travel is refused by its name."""
     text, tensors = _written(parts)

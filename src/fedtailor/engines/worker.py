@@ -50,7 +50,7 @@ def machine_settings() -> Machine:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "mkldnn": torch.backends.mkldnn.enabled,  # type: ignore[attr-defined]
+        "mkldnn": torch.backends.mkldnn.enabled,
     }
 
 
@@ -61,7 +61,7 @@ def apply_settings(settings: Machine) -> None:
     torch.set_default_dtype(settings["default_dtype"])
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
     torch.set_float32_matmul_precision(settings["matmul_precision"])
-    torch.backends.mkldnn.enabled = settings["mkldnn"]  # type: ignore[attr-defined]
+    torch.backends.mkldnn.enabled = settings["mkldnn"]
 
 
 @dataclass(frozen=True)

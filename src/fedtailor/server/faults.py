@@ -66,21 +66,21 @@ class Try:
     dropped: list[Dropped]
 
 
-def awake(clients: Sequence[Client], strikes: Strikes, rules: EngineSettings) -> list[Client]:
-    """The clients that may still be asked."""
-    return [client for client in clients if not rules.strikes or strikes.get(client.id, 0) < rules.strikes]
-
-
-def resting(strikes: Strikes, rules: EngineSettings) -> list[int]:
+def resting(strikes: Strikes, rules: EngineSettings) -> frozenset[int]:
     """The clients that are not asked any more."""
-    return sorted(client for client, count in strikes.items() if rules.strikes and count >= rules.strikes)
+    return frozenset(client for client, count in strikes.items() if rules.strikes and count >= rules.strikes)
+
+
+def awake(clients: Sequence[Client], strikes: Strikes, rules: EngineSettings) -> Sequence[Client]:
+    """The clients that may still be asked."""
+    tired = resting(strikes, rules)
+    return [client for client in clients if client.id not in tired] if tired else clients
 
 
 def with_strikes(strikes: Strikes, asked: Sequence[Client], dropped: Sequence[Dropped]) -> dict[int, int]:
-    """One more for every refused update of a client that was asked; nobody pays for what others send in their name."""
-    known = {client.id for client in asked}
-    bad = Counter(drop.client for drop in dropped if drop.reason not in FORGIVEN and drop.client in known)
-    return {client: strikes.get(client, 0) + bad[client] for client in sorted({*strikes, *bad})}
+    """One more for every client that was asked and refused; nobody pays for what others send in their name."""
+    bad = {drop.client for drop in dropped if drop.reason not in FORGIVEN} & {client.id for client in asked}
+    return {client: strikes.get(client, 0) + (client in bad) for client in sorted({*strikes, *bad})}
 
 
 def counted(before: Mapping[str, int], dropped: Sequence[Dropped]) -> dict[str, int]:
@@ -106,7 +106,7 @@ def needed(tried: Try, clients_per_round: int, rules: EngineSettings) -> int:
 
 def pause_before(retry: int, rules: EngineSettings) -> float:
     """Seconds to wait before a retry, the first of which is number 1."""
-    return min(LONGEST_PAUSE, rules.pause * 2 ** (retry - 1))
+    return min(LONGEST_PAUSE, rules.pause * 2.0 ** (retry - 1))
 
 
 def give_up(round: int, tries: Sequence[Try], clients_per_round: int, rules: EngineSettings) -> QuorumError:

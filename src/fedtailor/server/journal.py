@@ -180,6 +180,7 @@ class Journal:
         self._saved = (generation.round, generation.digest)
         with self._advice():
             generations.clean(path / CHECKPOINTS)
+            self._prune(self._at)
             truncate_file(path / METRICS, generation.header["metrics_size"])
             append_file(path / EVENTS, b"\n")  # ends a line that was cut short
         kept = (path / METRICS).read_bytes()
@@ -229,8 +230,11 @@ class Journal:
             sync_file(self.folder.path / METRICS)  # before the generation that counts its bytes
             digest = generations.save(folder, header, encode_checkpoint(at))
             self._saved = (at.state.round, digest)
-            best = None if at.best is None else at.best.round
-            generations.prune(folder, at.state.round, self.settings.keep, best)
+            self._prune(at)
+
+    def _prune(self, at: Checkpoint) -> None:
+        best = None if at.best is None else at.best.round
+        generations.prune(self.folder.path / CHECKPOINTS, at.state.round, self.settings.keep, best)
 
     def finish(self, at: Checkpoint, save_weights: Callable[[RunFolder], None]) -> None:
         """The run has come to its end."""

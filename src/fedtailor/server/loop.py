@@ -12,7 +12,7 @@ every k rounds: calibrate → deploy(budget) per tier → evaluation → method.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,7 +93,7 @@ def run_rounds(
 
 def hold_round(
     at: Checkpoint,
-    clients: list[Client],
+    clients: Sequence[Client],
     method: Method,
     model: ElasticModel,
     engine: Engine,
@@ -111,10 +111,11 @@ def hold_round(
     while len(tries) <= rules.retries:
         if tries:
             time.sleep(faults.pause_before(len(tries), rules))
-        able = faults.awake(willing, strikes, rules)
-        if willing and not able:
+        without = faults.resting(strikes, rules)
+        size, retry = faults.cohort_size(count, rules), len(tries)
+        cohort = sample(willing, size, state.round, seeds, without=without, retry=retry)
+        if willing and not cohort:
             raise faults.nobody_left(state.round, rules)
-        cohort = sample(able, faults.cohort_size(count, rules), state.round, seeds, len(tries))
         tasks = [method.assign(state, client, model, seeds) for client in cohort]
         tasks = [_with_memory(task, slot, at) for slot, task in enumerate(tasks)]
         updates, dropped = check_answers(tasks, engine.run(tasks), model)

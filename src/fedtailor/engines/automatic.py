@@ -1,0 +1,124 @@
+"""Which engine a run uses, and the one that decides for itself: workers where they pay."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from fedtailor.data.federated import FederatedData
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.engines.engine import Answer, Engine
+from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.luggage import NotPortable, check_portable
+from fedtailor.engines.settings import EngineSettings, available_cores
+from fedtailor.engines.worker_pool import WorkerPool, luggage_for
+from fedtailor.method import Method
+from fedtailor.round import Task
+
+HEAD_START_SECONDS = 3.0  # about what starting workers costs: runs that are shorter do better without
+
+OnNotice = Callable[[str], None]
+
+
+@contextmanager
+def open_engine(
+    method: Method,
+    model: ElasticModel,
+    data: FederatedData,
+    settings: EngineSettings,
+    on_notice: OnNotice = warnings.warn,
+) -> Iterator[Engine]:
+    """The engine that the settings ask for; its processes end with the block."""
+    workers = settings.workers
+    if workers == "auto":
+        on_cpu = all(tensor.device.type == "cpu" for tensor in model.module.parameters())
+        workers = available_cores() // torch.get_num_threads() if on_cpu else 0
+        if workers > 1:
+            with Automatic(method, model, data, workers, on_notice) as engine:
+                yield engine
+            return
+        workers = 0
+    if workers == 0:
+        yield InProcess(method, model, data)
+        return
+    with WorkerPool(method, model, data, workers) as pool:
+        yield pool
+
+
+def check_workers(method: Method, model: ElasticModel, data: FederatedData, settings: EngineSettings) -> None:
+    """Refuse a number of workers where there can be none, before anything is started or written."""
+    if settings.workers not in ("auto", 0):
+        check_portable(luggage_for(method, model, data))
+
+
+class Automatic:
+    """Clients run in this process at first; once that has taken as long as starting workers would, workers take over.
+
+    Both give the same bits, so neither the moment of the change nor a return to this process can be seen in a result.
+    """
+
+    def __init__(
+        self, method: Method, model: ElasticModel, data: FederatedData, workers: int, on_notice: OnNotice
+    ) -> None:
+        self._here = InProcess(method, model, data)
+        self._workers, self._on_notice = workers, on_notice
+        self._pool: WorkerPool | None = None
+        self._alone = 0.0  # seconds that this process has worked
+        self._refused = False
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
+        """One result per task."""
+        left = {task.client.id: task for task in tasks}
+        while left:
+            if self._pool_is_ready():
+                yield from self._in_workers(left)
+                continue
+            started = time.monotonic()
+            (answer,) = self._here.run([left.pop(next(iter(left)))])
+            self._alone += time.monotonic() - started
+            yield answer
+
+    def _in_workers(self, left: dict[int, Task]) -> Iterator[Answer | None]:
+        """Let workers do what is left, and as much of it as they can."""
+        assert self._pool is not None
+        try:
+            for answer in self._pool.run(list(left.values())):
+                if answer is not None:
+                    left.pop(answer.client, None)
+                yield answer
+        except NotPortable as error:
+            self._do_without(error)
+
+    def _pool_is_ready(self) -> bool:
+        if self._refused or self._alone < HEAD_START_SECONDS:
+            return False
+        try:
+            if self._pool is None:
+                here = self._here
+                self._pool = WorkerPool(here.method, here.model, here.data, self._workers)
+                self._pool.start()
+            return self._pool.ready
+        except NotPortable as error:
+            self._do_without(error)
+            return False
+
+    def _do_without(self, error: NotPortable) -> None:
+        self._refused = True
+        self.close()
+        self._on_notice(f"all clients run in one process, on one core: {error}")
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Automatic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
