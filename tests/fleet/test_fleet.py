@@ -199,6 +199,15 @@ def test_a_range_without_extent_is_one_tier():
     assert {client.budget.macs for client in fleet.capacity(sizes(5), 0, SEEDS)} == {Fraction(1, 2)}
 
 
+def test_a_client_exactly_at_a_tiers_limit_belongs_to_that_tier():
+    half = Fraction(1, 2)
+    tiers = tuple(
+        Tier(str(share), Budget(macs=share), Fraction(1, 3)) for share in (Fraction(1, 4), half, Fraction(1))
+    )
+    population = Fleet(tiers, macs_range=(half, half)).capacity(sizes(4), 0, SEEDS)
+    assert tiers_of(population) == ["1/2"] * 4
+
+
 # One's own tiers
 
 

@@ -1,13 +1,16 @@
-"""``fedtailor profile``: what a network costs at every width."""
+"""``fedtailor profile``: what a network costs at every width, and the piece that fits a budget."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fedtailor.cli.output import JsonOption, console, print_json
+
+if TYPE_CHECKING:
+    from fedtailor.elastic.model import ElasticModel
 
 
 def profile(
@@ -17,35 +20,76 @@ def profile(
     fleet: Annotated[
         str, typer.Option(help="Whose tiers to show, e.g. uniform-5 or a1-b1-c1-d1-e1.")
     ] = "uniform-5",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Limits to fit instead, e.g. macs=5M,memory=20MB (also params, bytes, step_time, width)."
+        ),
+    ] = None,
+    per_group: Annotated[
+        bool, typer.Option("--per-group", help="Let every channel group have a width of its own.")
+    ] = False,
+    timed: Annotated[bool, typer.Option("--timed", help="Also measure training steps (slow).")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what shrinks together, what cannot, and why.")
+    ] = False,
     input_shape: Annotated[
         str, typer.Option("--input", help="Shape of one example, e.g. 3x32x32.")
     ] = "1x28x28",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Show parameters, multiply-accumulates and bytes of a network for every tier of a fleet."""
-    rows = _rows(model, fleet, input_shape, classes)
-    if as_json:
-        print_json(rows)
+    """Show what a network costs: for every tier of a fleet, or at every width against a budget."""
+    from fedtailor.elastic.limits import Budget
+    from fedtailor.fleet import fleet_by_name
+    from fedtailor.report.profile import profile as cost_profile
+    from fedtailor.report.profile import profile_view
+
+    limits = Budget.parse(budget) if budget is not None else None
+    tiers = fleet_by_name(fleet).tiers
+    network = _traced(model, input_shape, classes)
+    title = f"{model}, input {input_shape}, {classes} classes"
+    if explain:
+        if as_json:
+            print_json({"groups": network.groups.widths, "fixed": network.groups.fixed})
+        else:
+            console.print(network.explain(), markup=False, soft_wrap=True)
         return
+    if limits is not None or timed:
+        result = cost_profile(network, limits, family="per_group" if per_group else "uniform", timed=timed)
+        print_json(result.as_data()) if as_json else console.print(profile_view(result, title))
+        if result.refusal:
+            raise typer.Exit(2)
+        return
+    rows = [_row(network, tier.name, tier.budget) for tier in tiers]
+    print_json(rows) if as_json else console.print(_table(title, rows))
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     from fedtailor.report.tables import short
 
-    table = Table(title=f"{model}, input {input_shape}, {classes} classes", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in ("tier", "width", "parameters", "MACs", "bytes"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         cells = (row["tier"], row["width"], f"{row['params']:,}", short(row["macs"]), f"{row['bytes']:,}")
         table.add_row(*cells)
-    console.print(table)
+    return table
 
 
-def _rows(model: str, fleet: str, input_shape: str, classes: int) -> list[dict[str, Any]]:
+def _row(network: ElasticModel, tier: str, budget: Any) -> dict[str, Any]:
+    from fedtailor.elastic.budget import fit
+
+    cut = fit(network, budget)
+    cost = network.cost(cut)
+    return {"tier": tier, "width": cut.tag, "params": cost.params, "macs": cost.macs, "bytes": cost.bytes}
+
+
+def _traced(model: str, input_shape: str, classes: int) -> ElasticModel:
     import torch
 
     from fedtailor.elastic import elastic
-    from fedtailor.elastic.budget import fit
     from fedtailor.errors import FedtailorError, require
-    from fedtailor.fleet import fleet_by_name
     from fedtailor.models import build_model
 
     try:
@@ -55,22 +99,7 @@ def _rows(model: str, fleet: str, input_shape: str, classes: int) -> list[dict[s
             f"--input {input_shape!r}: expected whole numbers such as 3x32x32 or 80"
         ) from None
     require(classes >= 1, "--classes", classes, "at least 1")
-    tiers = fleet_by_name(fleet).tiers
     network = build_model(model, input_shape=shape, num_classes=classes)
     text = len(shape) == 1 and any(isinstance(layer, torch.nn.Embedding) for layer in network.modules())
     inputs = torch.zeros((2, *shape), dtype=torch.long if text else torch.float32)
-    cuttable = elastic(network, (inputs, torch.zeros(2, dtype=torch.long)))
-    rows = []
-    for tier in tiers:
-        cut = fit(cuttable, tier.budget)
-        cost = cuttable.cost(cut)
-        rows.append(
-            {
-                "tier": tier.name,
-                "width": cut.tag,
-                "params": cost.params,
-                "macs": cost.macs,
-                "bytes": cost.bytes,
-            }
-        )
-    return rows
+    return elastic(network, (inputs, torch.zeros(2, dtype=torch.long)))

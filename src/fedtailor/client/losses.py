@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedtailor.data.batches import Batch, target_of
 
-Loss = Callable[[Any, Batch], Tensor]    # (the module's output, the batch) -> mean over the batch
+Loss = Callable[[Any, Batch], Tensor]  # (the module's output, the batch) -> mean over the batch
 Metric = Callable[[Any, Batch], float]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.sgd import sgd
 
+from fedtailor.client.layout import Layouts
 from fedtailor.data.batches import Batch, Examples, batch_size
 from fedtailor.elastic import norm
 from fedtailor.elastic.cut import Cut
@@ -115,7 +116,11 @@ class LocalSteps:
     def __init__(self, method: Method, task: Task, model: ElasticModel) -> None:
         self.method, self.task, self.model = method, task, model
         self.cut = task.patch.cut
-        self.held = {name: _leaf(value, name in model.trainable) for name, value in task.patch.values.items()}
+        self.layouts = Layouts(model)
+        self.layout = self.layouts.at(self.cut)
+        self.held = {
+            n: _leaf(value, n in model.trainable, self.layout) for n, value in task.patch.values.items()
+        }
         statistics = frozenset(model.statistics)
         self.weights = {n: value for n, value in self.held.items() if n.partition("@")[0] not in statistics}
         self.optimiser = _Optimiser(method, self.held, method.local.rate(task.round))
@@ -152,6 +157,8 @@ class LocalSteps:
             leaves = {
                 n: gather(value, table[n]) if n in table else value for n, value in self.weights.items()
             }
+        if self.layouts.at(inner) != self.layout:
+            leaves = {n: _leaf(value, False, self.layouts.at(inner)) for n, value in leaves.items()}
         for name, leaf in leaves.items():
             leaf.requires_grad_(self.weights[name].requires_grad)
         return {**leaves, **own}
@@ -178,10 +185,10 @@ def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bo
             raise Diverged(f"client {task.client.id} has {len(data)} example(s): too few for one batch")
 
 
-def _leaf(value: Tensor, trainable: bool) -> Tensor:
-    """A copy to train on; convolutions run faster in channels-last layout."""
-    four = value.dim() == 4
-    copied = value.detach().clone(memory_format=torch.channels_last if four else torch.contiguous_format)
+def _leaf(value: Tensor, trainable: bool, layout: torch.memory_format) -> Tensor:
+    """A copy to train on. (``contiguous`` would leave the strides of 1 x 1 weights, which are right for both layouts.)"""
+    images = value.dim() == 4
+    copied = value.detach().clone(memory_format=layout if images else torch.contiguous_format)
     return copied.requires_grad_(trainable)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from fedtailor.elastic.cost import Cost
@@ -18,8 +20,9 @@ from fedtailor.elastic.selections import kept, prefix
 from fedtailor.errors import FedtailorError, require, unknown
 
 __all__ = [
-    "CHANNEL_LIMITS", "LIMITS", "Budget", "BudgetError", "Fit", "Limit", "Workload",
-    "broken_limits", "check_honoured", "distinct_widths", "fit", "fit_with_reason", "meets", "width_of",
+    "CHANNEL_LIMITS", "LIMITS", "Budget", "BudgetError", "Family", "Fit", "Limit", "Workload",
+    "absolute_limits", "broken_limits", "check_honoured", "distinct_widths", "fit", "fit_with_reason",
+    "meets", "width_of",
 ]  # fmt: skip
 
 Family = Literal["uniform", "per_group"]
@@ -62,7 +65,7 @@ def fit(
     stops them; the groups that cannot take one more unit, tried in the order of the model, stay as they are, and the
     others go on, until none can grow. ``workload`` is the training step that ``memory`` and ``step_time`` speak of.
     """
-    return fit_with_reason(model, budget, align, family=family, workload=workload).cut
+    return _Search(model, budget, align, workload).largest(family)[0]
 
 
 def fit_with_reason(
@@ -74,34 +77,39 @@ def fit_with_reason(
     workload: Workload | None = None,
 ) -> Fit:
     """The cut that ``fit`` finds, its cost, and the limits that bind it."""
-    require(align >= 1, "align", align, "a whole number of at least 1")
-    if family not in FAMILIES:
-        raise unknown("family", family, FAMILIES)
-    if budget.density is not None:
-        raise FedtailorError(
-            f"density = {budget.density}: a cut keeps every weight of its channels; only methods that leave out "
-            "single weights keep to a density"
-        )
     search = _Search(model, budget, align, workload)
-    width, next_broken = search.uniform()
-    cut = prefix(model.groups, width, align)
-    if family == "per_group":
-        counts, next_broken = search.per_group(width)
-        cut = model.costs.cut(counts) if counts != search.counts(width) else cut
-    return Fit(cut, search.cost(cut), next_broken)
+    cut, binding = search.largest(family)
+    return Fit(cut, search.cost(cut), binding)
 
 
 class _Search:
     """Looks for the largest cut under fixed limits; every comparison is exact."""
 
     def __init__(self, model: ElasticModel, budget: Budget, align: int, workload: Workload | None) -> None:
+        require(align >= 1, "align", align, "a whole number of at least 1")
+        if budget.density is not None:
+            raise FedtailorError(
+                f"density = {budget.density}: a cut keeps every weight of its channels; only methods that leave "
+                "out single weights keep to a density"
+            )
         self.model, self.align, self.workload = model, align, workload
         self.full = model.costs.full
         self.ceiling = Fraction(budget.width) if budget.width is not None else Fraction(1)
         self.limits = _cost_limits(budget)
         for name in self.limits:
             model.costs.record(name)
-        self.allowed = _absolute(model, self.limits, workload)
+        self.allowed = absolute_limits(model, budget, workload)
+
+    def largest(self, family: str) -> tuple[Cut, tuple[str, ...]]:
+        """The largest cut of a family, and the limits that keep it from being larger."""
+        if family not in FAMILIES:
+            raise unknown("family", family, FAMILIES)
+        width, binding = self.uniform()
+        if family == "per_group":
+            counts, binding = self.per_group(width)
+            if counts != self.counts(width):
+                return self.model.costs.cut(counts), binding
+        return prefix(self.model.groups, width, self.align), binding
 
     def broken(self, counts: Counts) -> tuple[str, ...]:
         costs = self.model.costs
@@ -162,8 +170,8 @@ class _Search:
 
     def levels(self, groups: set[int], above: Fraction) -> list[Fraction]:
         """The widths above ``above`` at which some of these groups change, up to the ceiling."""
-        sizes = {self.full[group] for group in groups}
-        return [width for width in _widths(sizes) if above < width < self.ceiling] + [self.ceiling]
+        widths = _widths(frozenset(self.full[group] for group in groups))
+        return [*widths[bisect_right(widths, above) : bisect_left(widths, self.ceiling)], self.ceiling]
 
     def raised(self, counts: Counts, groups: set[int], level: Fraction) -> Counts:
         """These groups at a width, the others as they are."""
@@ -211,13 +219,14 @@ def _cost_limits(budget: Budget) -> dict[str, Limit]:
     return {name: limit for name, limit in budget.limits.items() if name not in ("width", "density")}
 
 
-def _absolute(
-    model: ElasticModel, limits: Mapping[str, Limit], workload: Workload | None
+def absolute_limits(
+    model: ElasticModel, budget: Budget, workload: Workload | None = None
 ) -> dict[str, int | Fraction]:
+    """The limits on cost as absolute numbers: shares are shares of what the full model costs."""
     full = model.costs.full
     return {
         name: limit * model.costs.measure(name, full, workload) if isinstance(limit, Fraction) else limit
-        for name, limit in limits.items()
+        for name, limit in _cost_limits(budget).items()
     }
 
 
@@ -225,11 +234,8 @@ def broken_limits(
     model: ElasticModel, cut: Cut, budget: Budget, workload: Workload | None = None
 ) -> tuple[str, ...]:
     """The limits on cost that a cut breaks; ``width`` and ``density`` say how cuts are made, not what they cost."""
-    limits = _cost_limits(budget)
-    if not limits:
-        return ()
-    counts, allowed = model.costs.counts(cut), _absolute(model, limits, workload)
-    return tuple(name for name in limits if model.costs.measure(name, counts, workload) > allowed[name])
+    counts, allowed = model.costs.counts(cut), absolute_limits(model, budget, workload)
+    return tuple(n for n, limit in allowed.items() if model.costs.measure(n, counts, workload) > limit)
 
 
 def meets(model: ElasticModel, cut: Cut, budget: Budget, workload: Workload | None = None) -> bool:
@@ -243,17 +249,19 @@ def check_honoured(budget: Budget, honours: frozenset[str] | None, method: str) 
     if ignored:
         kept_to = ", ".join(name for name in LIMITS if name in (honours or ()))
         raise FedtailorError(
-            f"{method or 'this method'} does not keep to a limit on {' or '.join(ignored)} ({budget}); it honours {kept_to}"
+            f"{method or 'this method'} does not keep to a limit on {' or '.join(ignored)} ({budget}); "
+            f"it honours {kept_to}"
         )
 
 
 def distinct_widths(groups: ChannelGroups) -> list[Fraction]:
     """Every width at which some group changes its number of units, ascending."""
-    return _widths({groups.widths[group] for group in groups.elastic})
+    return list(_widths(frozenset(groups.widths[group] for group in groups.elastic)))
 
 
-def _widths(sizes: set[int]) -> list[Fraction]:
-    return sorted({Fraction(count, size) for size in sizes for count in range(1, size + 1)})
+@lru_cache(maxsize=256)
+def _widths(sizes: frozenset[int]) -> tuple[Fraction, ...]:
+    return tuple(sorted({Fraction(count, size) for size in sizes for count in range(1, size + 1)}))
 
 
 def width_of(cut: Cut, groups: ChannelGroups) -> Fraction:

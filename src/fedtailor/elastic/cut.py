@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.errors import FedtailorError, unknown
 
-Units = range | tuple[int, ...]    # sorted; a prefix is always a ``range`` so that it hashes and slices fast
+Units = range | tuple[int, ...]  # sorted; a prefix is always a ``range`` so that it hashes and slices fast
 
 
 def as_units(units: Iterable[int], width: int, group: str) -> Units:
@@ -24,7 +25,7 @@ def as_units(units: Iterable[int], width: int, group: str) -> Units:
     values = tuple(int(unit) for unit in units)
     if not values:
         raise FedtailorError(f"group {group!r}: no unit kept; at least one is needed")
-    if any(b <= a for a, b in zip(values, values[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(values)):
         raise FedtailorError(f"group {group!r}: units must be sorted and unique")
     if values[0] < 0 or values[-1] >= width:
         raise FedtailorError(f"group {group!r}: units {values[0]}..{values[-1]} lie outside 0..{width - 1}")

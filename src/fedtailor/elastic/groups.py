@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,28 @@ class Size:
     layer: str
     attribute: str
     extent: Extent
-    index: int | None = None    # for tuple attributes (``normalized_shape``): which entry
+    index: int | None = None  # for tuple attributes (``normalized_shape``): which entry
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a cut of a group must respect, in units: at least ``minimum``, and a multiple of ``multiple``.
+
+    >>> Constraint(minimum=4, multiple=8).round_up(9, of=30), Constraint(minimum=4).round_up(1, of=30)
+    (16, 4)
+    """
+
+    minimum: int = 1
+    multiple: int = 1
+
+    def round_up(self, count: int, of: int) -> int:
+        """The smallest allowed number of units that is at least ``count``; the whole group is always allowed."""
+        wanted = max(count, self.minimum)
+        return min(of, -(-wanted // self.multiple) * self.multiple)
+
+    def allows(self, count: int, of: int) -> bool:
+        """Whether a cut may keep ``count`` units."""
+        return count == of or (count >= self.minimum and count % self.multiple == 0)
 
 
 @dataclass(frozen=True)
@@ -73,17 +94,37 @@ class ChannelGroups:
     """
 
     widths: dict[str, int]
-    extents: dict[str, tuple[Extent, ...]]    # tensor -> one extent per axis
+    extents: dict[str, tuple[Extent, ...]]  # tensor -> one extent per axis
     sizes: tuple[Size, ...] = ()
-    fixed: dict[str, str] = field(default_factory=dict)    # group -> why it cannot shrink
-    outputs: tuple[str, ...] = ()    # fixed groups that lie on the last axis of the module's outputs
-    producers: dict[str, tuple[str, ...]] = field(default_factory=dict)    # layer -> groups of its output
-    ties: dict[str, str] = field(default_factory=dict)    # second name of a shared tensor -> its first
+    fixed: dict[str, str] = field(default_factory=dict)  # group -> why it cannot shrink
+    outputs: tuple[str, ...] = ()  # fixed groups that lie on the module's outputs
+    producers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # layer -> groups of its output
+    ties: dict[str, str] = field(default_factory=dict)  # second name of a shared tensor -> its first
+    constraints: dict[str, Constraint] = field(
+        default_factory=dict
+    )  # groups that not every number of units suits
 
     @property
     def elastic(self) -> tuple[str, ...]:
         """The groups that can shrink."""
         return tuple(group for group in self.widths if group not in self.fixed)
+
+    def without_sizes(self) -> ChannelGroups:
+        """The groups for a module whose sizes never change."""
+        return replace(self, sizes=())
+
+    def constraint(self, group: str) -> Constraint:
+        """What a cut of this group must respect."""
+        return self.constraints.get(group, Constraint())
+
+    def channels_per_unit(self, group: str) -> int:
+        """How many positions one unit takes on the first axis that the group lies on: 4 for a stream of 4 heads."""
+        for extents in self.extents.values():
+            for extent in extents:
+                taken = sum(axis.repeat * axis.blocks for axis in extent.axes if axis.group == group)
+                if taken:
+                    return taken
+        return 1
 
     def tensors(self, group: str) -> list[tuple[str, int]]:
         """The (tensor, axis) pairs that a group drives."""

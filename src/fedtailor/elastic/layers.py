@@ -1,235 +1,231 @@
-"""How each layer type carries channels: one rule per type, registered in the table of ``trace.py``.
+"""How layers with weights carry channels: convolutions, linear layers, embeddings, as layers and as functions.
 
-A rule names the tensor axes that the channels lie on (``units.drive``), the size attributes that follow them
-(``units.follow``), and returns the units along each axis of the layer's output.
+A rule names the tensor axes that the channels lie on, the sizes that follow them (attributes of the layer, or arguments
+of the call), and returns the units along each axis of the output.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
+import numpy as np
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 from fedtailor.elastic.groups import Indices
-from fedtailor.elastic.rules import Operand, Site, layer_rule
+from fedtailor.elastic.rules import Operand, Site, function_rule, layer_rule
 from fedtailor.elastic.units import Labels
 
-ELEMENTWISE_LAYERS = (
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
-    nn.LogSigmoid, nn.Tanh, nn.Tanhshrink, nn.Softplus, nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Hardtanh,
-    nn.Hardsigmoid, nn.Hardswish, nn.Threshold,
-)    # fmt: skip
-SPATIAL_LAYERS = {
-    1: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d, nn.LPPool1d),
-    2: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.LPPool2d, nn.ZeroPad2d),
-    3: (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
-}
+GROUPS = 6  # position of ``groups`` among the arguments of every functional convolution
 
 
-@layer_rule(*ELEMENTWISE_LAYERS)
-def elementwise(site: Site) -> Labels:
-    """Every position by itself."""
-    return operand(site).labels
+@layer_rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+def linear_layer(site: Site) -> Labels:
+    """Weight (out, in), on the last axis of the input."""
+    x = site.operand()
+    weight = site.parameter("weight", None, x.labels[-1])
+    assert weight is not None
+    return _linear(site, x, weight, site.parameter("bias", weight.labels[0]))
+
+
+@function_rule(F.linear)
+def linear_function(site: Site) -> Labels:
+    """As the layer, on any tensors."""
+    return _linear(site, site.argument(0, "input"), site.argument(1, "weight"), site.argument(2, "bias"))
+
+
+def _linear(site: Site, x: Operand, weight: Operand, bias: Operand | None) -> Labels:
+    rows = weight.labels[0] if weight.value.dim() == 2 else None
+    site.join(weight.labels[-1], x.labels[-1], "reads what cannot shrink in")
+    if bias is not None:
+        site.join(bias.labels[0], rows, "is added to what cannot shrink in")
+    site.follow("out_features", rows)
+    site.follow("in_features", x.labels[-1])
+    site.produce(rows)
+    return (*x.labels[:-1], rows) if weight.value.dim() == 2 else x.labels[:-1]
+
+
+@layer_rule(nn.Bilinear)
+def bilinear(site: Site) -> Labels:
+    """Weight (out, first in, second in)."""
+    first, second = site.operands()[:2]
+    weight = site.parameter("weight", None, first.labels[-1], second.labels[-1])
+    assert weight is not None
+    rows, columns, others = weight.labels
+    site.join(columns, first.labels[-1], "reads what cannot shrink in")
+    site.join(others, second.labels[-1], "reads what cannot shrink in")
+    site.parameter("bias", rows)
+    for attribute, labels in (("out_features", rows), ("in1_features", columns), ("in2_features", others)):
+        site.follow(attribute, labels)
+    site.produce(rows)
+    return (*first.labels[:-1], rows)
 
 
 @layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def convolution(site: Site) -> Labels:
+def convolution_layer(site: Site) -> Labels:
     """Weight (out, in / groups, ...): rows are the output channels, columns the input channels."""
-    layer, x, units = site.layer, operand(site), site.units
-    channel = x.value.dim() - len(layer.kernel_size) - 1    # type: ignore[union-attr, arg-type]
-    inputs, outputs, columns = _grouped(site, x.labels[channel])
-    units.drive(site.tensor("weight"), 0, outputs)
-    if columns is not None:
-        units.drive(site.tensor("weight"), 1, columns)
-    return _finish_convolution(site, x, channel, inputs, outputs)
+    layer, x = site.layer, site.operand()
+    spatial = len(layer.kernel_size)
+    inputs = x.labels[x.value.dim() - spatial - 1]
+    if layer.groups == 1:
+        weight = site.parameter("weight", None, inputs)
+    elif _whole_groups(layer.in_channels, layer.groups):
+        weight = site.parameter("weight", None)
+    else:
+        weight = site.parameter("weight", None, None)
+    assert weight is not None
+    labels = _convolution(site, x, weight, spatial, layer.groups)
+    site.parameter("bias", labels[-spatial - 1])
+    return labels
 
 
 @layer_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def transposed_convolution(site: Site) -> Labels:
+def transposed_convolution_layer(site: Site) -> Labels:
     """Weight (in, out / groups, ...): rows are the input channels."""
-    layer, x, units = site.layer, operand(site), site.units
-    channel = x.value.dim() - len(layer.kernel_size) - 1    # type: ignore[union-attr, arg-type]
-    inputs, outputs, _ = _grouped(site, x.labels[channel])
-    per_group = len(outputs) // layer.groups    # type: ignore[union-attr, operator]
-    if inputs is not None:
-        units.drive(site.tensor("weight"), 0, inputs)
-    if not _whole_groups(site):
-        units.drive(site.tensor("weight"), 1, outputs[:per_group])
-    return _finish_convolution(site, x, channel, inputs, outputs)
+    layer, x = site.layer, site.operand()
+    spatial = len(layer.kernel_size)
+    inputs = x.labels[x.value.dim() - spatial - 1]
+    whole = layer.groups > 1 and _whole_groups(layer.in_channels, layer.groups)
+    weight = site.parameter("weight", inputs) if whole else site.parameter("weight", inputs, None)
+    assert weight is not None
+    labels = _transposed_convolution(site, x, weight, spatial, layer.groups)
+    site.parameter("bias", labels[-spatial - 1])
+    return labels
 
 
-def _whole_groups(site: Site) -> bool:
-    """Whether a grouped convolution shrinks by dropping whole groups (the finer choice) or inside each group."""
-    layer: Any = site.layer
-    return bool(layer.groups > 1 and layer.groups >= layer.in_channels // layer.groups)
+def _convolution_function(spatial: int, transposed: bool) -> Callable[[Site], Labels]:
+    """As the layers, on any tensors."""
 
-
-def _grouped(site: Site, inputs: Indices | None) -> tuple[Indices | None, Indices, Indices | None]:
-    """Input channels, output channels and the columns of one group, tied so that every cut keeps equal groups."""
-    layer: Any = site.layer
-    groups, units = layer.groups, site.units
-    outputs = units.fresh(layer.out_channels)
-    if groups == 1:
-        return inputs, outputs, inputs
-    if inputs is None:
-        units.fix(outputs, f"{site.place}: a grouped convolution of the module's input")
-        return None, outputs, None
-    by_group_in, by_group_out = inputs.reshape(groups, -1), outputs.reshape(groups, -1)
-    if _whole_groups(site):    # depthwise: a group is one channel
-        units.tie(by_group_in[:, :1], by_group_in)
-        units.tie(by_group_in[:, :1], by_group_out)
-        units.follow(site.path, "groups", by_group_in[:, 0])
-        return inputs, outputs, None
-    units.tie(by_group_in[:1], by_group_in)
-    units.tie(by_group_out[:1], by_group_out)
-    return inputs, outputs, by_group_in[0]
-
-
-def _finish_convolution(site: Site, x: Operand, channel: int, inputs: Indices | None, outputs: Indices) -> Labels:
-    units, layer = site.units, site.layer
-    if layer.bias is not None:    # type: ignore[union-attr]
-        units.drive(site.tensor("bias"), 0, outputs)
-    units.follow(site.path, "out_channels", outputs)
-    if inputs is not None:
-        units.follow(site.path, "in_channels", inputs)
-    units.producers[site.path] = outputs
-    fix_axes(site, x, range(channel + 1, x.value.dim()), "is a spatial axis of")
-    return (*x.labels[:channel], outputs, *(None,) * (x.value.dim() - channel - 1))
-
-
-@layer_rule(nn.Linear)
-def linear(site: Site) -> Labels:
-    """Weight (out, in), on the last axis of the input."""
-    x, units = operand(site), site.units
-    outputs = units.fresh(site.layer.out_features)    # type: ignore[union-attr, arg-type]
-    units.drive(site.tensor("weight"), 0, outputs)
-    units.follow(site.path, "out_features", outputs)
-    if site.layer.bias is not None:    # type: ignore[union-attr]
-        units.drive(site.tensor("bias"), 0, outputs)
-    if x.labels[-1] is not None:
-        units.drive(site.tensor("weight"), 1, x.labels[-1])
-        units.follow(site.path, "in_features", x.labels[-1])
-    units.producers[site.path] = outputs
-    return (*x.labels[:-1], outputs)
-
-
-@layer_rule(
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-)    # fmt: skip
-def channel_norm(site: Site) -> Labels:
-    """Statistics per channel: affine parameters and running statistics follow the channels."""
-    x = operand(site)
-    channels = x.labels[1]
-    if channels is not None:
-        _drive_vectors(site, channels, "weight", "bias", "running_mean", "running_var")
-        site.units.follow(site.path, "num_features", channels)
-    return x.labels
-
-
-@layer_rule(nn.GroupNorm)
-def group_norm(site: Site) -> Labels:
-    """Statistics per group of channels: whole groups are dropped, or every group shrinks, whichever is finer."""
-    layer: Any = site.layer
-    x, units = operand(site), site.units
-    channels = x.labels[1]
-    fix_axes(site, x, range(2, x.value.dim()), "is averaged by")
-    if channels is None:
-        return x.labels
-    by_group = channels.reshape(layer.num_groups, -1)
-    if layer.num_groups >= by_group.shape[1]:
-        units.tie(by_group[:, :1], by_group)
-        units.follow(site.path, "num_groups", by_group[:, 0])
-    else:
-        units.tie(by_group[:1], by_group)
-    _drive_vectors(site, channels, "weight", "bias")
-    units.follow(site.path, "num_channels", channels)
-    return x.labels
-
-
-@layer_rule(nn.LayerNorm, nn.RMSNorm)
-def last_axes_norm(site: Site) -> Labels:
-    """Statistics over the last axes: of the kept channels, where they were cut."""
-    layer: Any = site.layer
-    x = operand(site)
-    first = x.value.dim() - len(layer.normalized_shape)
-    for index, labels in enumerate(x.labels[first:]):
-        if labels is None:
-            continue
-        for name in ("weight", "bias"):
-            if getattr(layer, name, None) is not None:
-                site.units.drive(site.tensor(name), index, labels)
-        site.units.follow(site.path, "normalized_shape", labels, index)
-    return x.labels
-
-
-@layer_rule(nn.PReLU)
-def prelu(site: Site) -> Labels:
-    """One slope for all channels, or one each."""
-    x = operand(site)
-    if site.layer.num_parameters > 1 and x.labels[1] is not None:    # type: ignore[union-attr, operator]
-        _drive_vectors(site, x.labels[1], "weight")
-        site.units.follow(site.path, "num_parameters", x.labels[1])
-    return x.labels
-
-
-@layer_rule(nn.Embedding)
-def embedding(site: Site) -> Labels:
-    """Weight (vocabulary, channels): only the columns may shrink."""
-    layer: Any = site.layer
-    columns = site.units.fresh(layer.embedding_dim)
-    site.units.drive(site.tensor("weight"), 1, columns)
-    site.units.follow(site.path, "embedding_dim", columns)
-    site.units.producers[site.path] = columns
-    return (*(None,) * (site.output.dim() - 1), columns)
-
-
-@layer_rule(nn.Softmax, nn.LogSoftmax)
-def softmax(site: Site) -> Labels:
-    """Mixes one axis, which must stay whole."""
-    x = operand(site)
-    dim = site.layer.dim    # type: ignore[union-attr]
-    fix_axes(site, x, [int(dim) % x.value.dim()] if dim is not None else range(x.value.dim()), "is mixed by")    # type: ignore[arg-type]
-    return x.labels
-
-
-@layer_rule(nn.Upsample)
-def upsample(site: Site) -> Labels:
-    """Only spatial axes change."""
-    return spatial(site, operand(site).value.dim() - 2)
-
-
-def _spatial_rule(axes: int) -> Any:
     def rule(site: Site) -> Labels:
-        return spatial(site, axes)
+        x, weight, bias = site.argument(0, "input"), site.argument(1, "weight"), site.argument(2, "bias")
+        site.fix_axes(weight, range(2, weight.value.dim()), "is the kernel of")
+        core = _transposed_convolution if transposed else _convolution
+        labels = core(site, x, weight, spatial, site.argument(GROUPS, "groups", 1))
+        if bias is not None:
+            site.join(bias.labels[0], labels[-spatial - 1], "is added to what cannot shrink in")
+        return labels
 
     return rule
 
 
-for _axes, _types in SPATIAL_LAYERS.items():
-    layer_rule(*_types)(_spatial_rule(_axes))
+for _spatial in (1, 2, 3):
+    function_rule(getattr(F, f"conv{_spatial}d"))(_convolution_function(_spatial, transposed=False))
+    function_rule(getattr(F, f"conv_transpose{_spatial}d"))(_convolution_function(_spatial, transposed=True))
 
 
-def spatial(site: Site, axes: int) -> Labels:
-    """The last ``axes`` axes are pooled or resized; the channels before them pass through."""
-    x = operand(site)
-    fix_axes(site, x, range(x.value.dim() - axes, x.value.dim()), "is pooled by")
-    return (*x.labels[:-axes], *(None,) * axes) if axes else x.labels
+def _whole_groups(inputs: int, groups: int) -> bool:
+    """Whether a grouped convolution shrinks by dropping whole groups (the finer choice) or inside each group."""
+    return groups >= inputs // groups
 
 
-def operand(site: Site) -> Operand:
-    """The first tensor that flows in."""
-    return site.operands()[0]
+def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Labels:
+    channel = x.value.dim() - spatial - 1
+    inputs, outputs, columns = x.labels[channel], weight.labels[0], weight.labels[1]
+    if groups == 1:
+        site.join(columns, inputs, "reads what cannot shrink in")
+    elif inputs is None:
+        site.fix_axes(weight, (0, 1), "reads what cannot shrink in")
+    elif _whole_groups(len(inputs), groups):  # depthwise: a group is one channel
+        by_group = inputs.reshape(groups, -1)
+        site.units.tie(by_group[:, :1], by_group)
+        if outputs is not None:
+            site.units.tie(by_group[:, :1], outputs.reshape(groups, -1))
+        site.fix_axes(weight, (1,), "is the inside of a group of")
+        _groups_follow(site, by_group[:, 0])
+    else:
+        by_group = inputs.reshape(groups, -1)
+        site.units.tie(by_group[:1], by_group)
+        site.join(columns, by_group[0], "reads what cannot shrink in")
+        if outputs is not None:
+            rows = outputs.reshape(groups, -1)
+            site.units.tie(rows[:1], rows)
+    return _convolved(site, x, channel, outputs)
 
 
-def fix_axes(site: Site, x: Operand, dims: Any, what: str) -> None:
-    """Channels on these axes cannot shrink; ``what`` says why."""
-    for dim in dims:
-        site.units.fix(x.labels[dim], f"{what} {site.place}")
+def _transposed_convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Labels:
+    channel = x.value.dim() - spatial - 1
+    inputs = x.labels[channel]
+    site.join(weight.labels[0], inputs, "reads what cannot shrink in")
+    outputs = weight.labels[1]  # of one group
+    if groups > 1 and _whole_groups(x.shape[channel], groups):
+        site.fix_axes(weight, (1,), "is the inside of a group of")
+        outputs = None
+        if inputs is not None:
+            by_group = inputs.reshape(groups, -1)
+            site.units.tie(by_group[:, :1], by_group)
+            outputs = np.repeat(by_group[:, 0], weight.shape[1])
+            _groups_follow(site, by_group[:, 0])
+    elif groups > 1:
+        outputs = np.tile(outputs, groups) if outputs is not None else None
+        if inputs is not None:
+            by_group = inputs.reshape(groups, -1)
+            site.units.tie(by_group[:1], by_group)
+    return _convolved(site, x, channel, outputs)
 
 
-def _drive_vectors(site: Site, channels: Indices, *names: str) -> None:
-    for name in names:
-        if getattr(site.layer, name, None) is not None:
-            site.units.drive(site.tensor(name), 0, channels)
+def _groups_follow(site: Site, units: Indices) -> None:
+    site.follow("groups", units)
+    if site.node.op == "call_function":
+        written, path = site.written(GROUPS, "groups")
+        if written is not None:
+            site.sized(path, units)
+
+
+def _convolved(site: Site, x: Operand, channel: int, outputs: Indices | None) -> Labels:
+    site.follow("out_channels", outputs)
+    site.follow("in_channels", x.labels[channel])
+    site.produce(outputs)
+    site.fix_axes(x, range(channel + 1, x.value.dim()), "is a spatial axis of")
+    return (*x.labels[:channel], outputs, *(None,) * (x.value.dim() - channel - 1))
+
+
+@layer_rule(nn.Embedding, nn.EmbeddingBag)
+def embedding_layer(site: Site) -> Labels:
+    """Weight (vocabulary, channels): only the columns may shrink."""
+    weight = site.parameter("weight", None, None)
+    assert weight is not None
+    return _embedding(site, weight)
+
+
+@function_rule(F.embedding)
+def embedding_function(site: Site) -> Labels:
+    """As the layer, on any table."""
+    return _embedding(site, site.argument(1, "weight"))
+
+
+@function_rule("aten::embedding")
+def embedding_exported(site: Site) -> Labels:
+    """As the layer; the exported operation takes the table first."""
+    return _embedding(site, site.args[0])
+
+
+def _embedding(site: Site, weight: Operand) -> Labels:
+    site.units.fix(weight.labels[0], f"is the vocabulary of {site.place}")
+    columns = weight.labels[1]
+    site.follow("embedding_dim", columns)
+    site.produce(columns)
+    return (*(None,) * (site.output.dim() - 1), columns)
+
+
+@layer_rule(nn.PReLU)
+def prelu_layer(site: Site) -> Labels:
+    """One slope for all channels, or one each."""
+    x = site.operand()
+    many = site.layer.num_parameters > 1
+    slope = site.parameter("weight", x.labels[1]) if many else site.parameter("weight")
+    assert slope is not None
+    return _prelu(site, x, slope)
+
+
+@function_rule(F.prelu, torch.prelu)
+def prelu_function(site: Site) -> Labels:
+    """As the layer."""
+    return _prelu(site, site.operands()[0], site.operands()[1])
+
+
+def _prelu(site: Site, x: Operand, slope: Operand) -> Labels:
+    if slope.value.numel() > 1:
+        site.join(slope.labels[0], x.labels[1], "is scaled by what cannot shrink in")
+        site.follow("num_parameters", x.labels[1])
+    return x.labels

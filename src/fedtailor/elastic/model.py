@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,16 +17,18 @@ from fedtailor.data.batches import Batch, inputs_of
 from fedtailor.elastic.cost import Cost, Sizes, products
 from fedtailor.elastic.costing import Costing
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.explain import explain
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.elastic.memory import Workload
 from fedtailor.elastic.patch import Patch, Where, gather, kept_positions, scatter, where_inside, where_of
+from fedtailor.elastic.rewrite import SizedGraph, plain_graph
 from fedtailor.elastic.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
-from fedtailor.elastic.trace import named_tensors
+from fedtailor.elastic.trace import named_tensors, weightless
 from fedtailor.errors import FedtailorError
 
 Weights = dict[str, Tensor]
 
-CACHED_INDICES = 512    # index tables kept at once; a prefix takes a few kilobytes
+CACHED_INDICES = 512  # index tables kept at once; a prefix takes a few kilobytes
 
 
 class ElasticModel:
@@ -37,10 +39,20 @@ class ElasticModel:
     """
 
     def __init__(
-        self, module: nn.Module, groups: ChannelGroups, example: Batch, objective: Objective | None = None
+        self,
+        module: nn.Module,
+        groups: ChannelGroups,
+        example: Batch,
+        objective: Objective | None = None,
+        *,
+        network: SizedGraph | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
+        """``network`` is the traced graph that stands in for the module's class where ``forward`` has literal sizes."""
         self.module = module
         self.groups = groups
+        self.notes = tuple(notes)  # for ``explain``: what tracing met on the way
+        self._template = weightless(module) if network is None else network
         self.example = example
         self.objective = objective or Objective()
         persistent = set(module.state_dict(keep_vars=True))
@@ -55,7 +67,7 @@ class ElasticModel:
             for name in ("running_mean", "running_var", "num_batches_tracked")
         )
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
-        self._shell = Shell(module, groups)
+        self._shell = Shell(copy.deepcopy(self._template), groups)
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
         self.costs = Costing(self)
 
@@ -63,7 +75,9 @@ class ElasticModel:
     def embedded(self) -> frozenset[str]:
         """The groups to which the columns of embeddings belong; some methods never cut them."""
         tables = [
-            path for path, layer in self.module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+            path
+            for path, layer in self.module.named_modules()
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
         ]
         extents = [self.groups.extents.get(f"{path}.weight", ()) for path in tables]
         return frozenset(axis.group for dims in extents for extent in dims[1:] for axis in extent.axes)
@@ -88,7 +102,7 @@ class ElasticModel:
                 placed[name] = weights[name].clone()
                 scatter(placed[name], table[name], values)
             else:
-                placed[name] = values    # an extra tensor, addressed by its name alone
+                placed[name] = values  # an extra tensor, addressed by its name alone
         return placed
 
     def narrow(self, patch: Patch, inner: Cut) -> Patch:
@@ -96,7 +110,9 @@ class ElasticModel:
         if inner == patch.cut:
             return patch
         table = self.inside(patch.cut, inner)
-        return Patch({name: gather(value, table[name]) for name, value in patch.values.items() if name in table}, inner)
+        return Patch(
+            {name: gather(value, table[name]) for name, value in patch.values.items() if name in table}, inner
+        )
 
     def inside(self, outer: Cut, inner: Cut) -> dict[str, Where]:
         """Where the tensors of ``inner`` lie inside the tensors of ``outer``."""
@@ -124,17 +140,39 @@ class ElasticModel:
         with self._shell.altered(scale if mode == "train" else None, replace):
             return functional_call(shell, self._complete(weights, cut), args, kwargs, tie_weights=False)
 
+    def shell(self, cut: Cut) -> nn.Module:
+        """The module without weights at the sizes of a cut; the next call of ``forward`` resizes it."""
+        return self._shell.fit(cut, "eval", self.groups.extents)
+
+    @property
+    def own_class(self) -> bool:
+        """Whether pieces are of the user's own class; if not, they run the traced graph of its ``forward``."""
+        return not isinstance(self._template, SizedGraph)
+
+    def explain(self) -> str:
+        """A report for people: what can shrink, what cannot and why, and how much of the model that is."""
+        return explain(self)
+
     def extract(self, weights: Mapping[str, Tensor], cut: Cut) -> nn.Module:
-        """A plain small module of the user's own class: no fedtailor code is needed to run, train or load it."""
+        """A plain small module: no fedtailor code is needed to run, train or load it.
+
+        It is of the user's own class, or, where ``forward`` has literal sizes, the traced graph with small sizes.
+        """
         return self.build(self.cut(weights, cut))
 
     def build(self, patch: Patch) -> nn.Module:
         """The module of a patch, with copies of its values."""
-        missing = [name for name in self.table(patch.cut) if name not in patch.values and name not in self.constants]
+        missing = [
+            name for name in self.table(patch.cut) if name not in patch.values and name not in self.constants
+        ]
         if missing:
-            raise FedtailorError(f"the patch has no values for {', '.join(missing[:3])}: it cannot run by itself")
-        small = copy.deepcopy(self.module)
+            raise FedtailorError(
+                f"the patch has no values for {', '.join(missing[:3])}: it cannot run by itself"
+            )
+        small = copy.deepcopy(self._template)
         resize(small, self.groups, patch.cut)
+        if isinstance(small, SizedGraph):
+            small = plain_graph(small, list(self.constants)).train(self.module.training)
         parameters = dict(self.module.named_parameters())
         made: dict[str, Tensor] = {}
         for name, value in self._complete(patch.values, patch.cut).items():
@@ -157,11 +195,11 @@ class ElasticModel:
         return self._dtypes[name]
 
     def cost(self, cut: Cut, workload: Workload | None = None) -> Cost:
-        """Parameters, multiply-accumulates and bytes of a cut; with a workload, also the memory that training takes."""
+        """Parameters, multiply-accumulates per example and bytes of a cut; with a workload, also training memory."""
         return self.costs.of(cut, workload)
 
     def products(self, cut: Cut) -> list[Sizes]:
-        """The matrix products and bias additions in one forward pass of the example, as sizes to be multiplied."""
+        """The matrix products and bias additions of one forward pass of the example, as sizes to be multiplied."""
         patch = self.cut(self._shapes(), cut)
         shell = self._shell.fit(cut, "eval", patch.values)
         return products(shell, self._complete(patch.values, cut, device="meta"), *inputs_of(self.example))
@@ -176,15 +214,23 @@ class ElasticModel:
         for name, value in self.constants.items():
             source = value if device is None else value.to(device)
             values[name] = gather(source, table[name]) if cut.channels else source
-        return {**values, **{second: values[first] for second, first in self.groups.ties.items() if first in values}}
+        return {
+            **values,
+            **{second: values[first] for second, first in self.groups.ties.items() if first in values},
+        }
 
     def table(self, cut: Cut, outer: Cut | None = None) -> dict[str, Where]:
-        """Where each tensor of the model lies at a cut (inside ``outer``, if given). Cached: making one costs more than using it."""
+        """Where each tensor of the model lies at a cut (inside ``outer``, if given).
+
+        Cached: making a table costs more than using it.
+        """
         key = (cut, outer)
         if key not in self._tables:
             widths = self.groups.widths
             self._tables[key] = {
-                name: where_of(extents, cut, widths) if outer is None else where_inside(extents, outer, cut, widths)
+                name: where_of(extents, cut, widths)
+                if outer is None
+                else where_inside(extents, outer, cut, widths)
                 for name, extents in self.groups.extents.items()
             }
             if len(self._tables) > CACHED_INDICES:

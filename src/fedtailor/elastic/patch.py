@@ -12,8 +12,8 @@ from torch import Tensor
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import Extent, Indices
 
-Index = slice | Tensor    # a prefix of an axis, or positions on it
-Where = tuple[Index, ...]    # one per axis of a tensor
+Index = slice | Tensor  # a prefix of an axis, or positions on it
+Where = tuple[Index, ...]  # one per axis of a tensor
 
 WHOLE = slice(None)
 
@@ -52,9 +52,7 @@ def kept_positions(extent: Extent, cut: Cut, widths: Mapping[str, int]) -> Indic
 def where_of(extents: Sequence[Extent], cut: Cut, widths: Mapping[str, int]) -> Where:
     """The index of one tensor at a cut, axis by axis."""
     kept = (kept_positions(extent, cut, widths) for extent in extents)
-    return tuple(
-        _as_index(positions, extent.length) for positions, extent in zip(kept, extents, strict=True)
-    )
+    return tuple(_as_index(positions, extent.length) for positions, extent in zip(kept, extents, strict=True))
 
 
 def where_inside(extents: Sequence[Extent], outer: Cut, inner: Cut, widths: Mapping[str, int]) -> Where:
@@ -98,7 +96,7 @@ def scatter_index(tensor: Tensor, where: Where) -> tuple[Tensor, tuple[Tensor, .
         return view, ()
     mesh: list[Tensor] = []
     last = listed[-1]
-    for dim in range(last + 1):    # an open mesh over the leading axes keeps them in their order
+    for dim in range(last + 1):  # an open mesh over the leading axes keeps them in their order
         index = where[dim]
         positions = torch.arange(view.shape[dim]) if isinstance(index, slice) else index
         mesh.append(positions.to(tensor.device).view([-1 if d == dim else 1 for d in range(last + 1)]))

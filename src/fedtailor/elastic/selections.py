@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
-from math import ceil, isfinite
+from math import ceil, gcd, isfinite, lcm
 
 import numpy as np
 
@@ -29,7 +30,9 @@ def as_width(value: WidthLike, field: str = "width") -> Fraction:
     except (ValueError, TypeError, ZeroDivisionError):
         width = Fraction(0)
     if not 0 < width <= 1 or isinstance(value, bool):
-        raise FedtailorError(f"{field} = {value!r}: expected a number above 0 and at most 1, such as 0.25 or '1/4'")
+        raise FedtailorError(
+            f"{field} = {value!r}: expected a number above 0 and at most 1, such as 0.25 or '1/4'"
+        )
     return width
 
 
@@ -43,9 +46,20 @@ def kept(width: Fraction, channels: int, align: int = 1) -> int:
     return min(channels, ceil(exact / align) * align)
 
 
+def units_of(groups: ChannelGroups, group: str, width: Fraction, align: int = 1) -> int:
+    """How many units a group keeps at a width: ``ceil(width * K)``, rounded up to what its constraint allows.
+
+    ``align`` counts channels: a stream whose units are one channel in each of 4 heads is aligned to 8 by even numbers.
+    """
+    constraint, full = groups.constraint(group), groups.widths[group]
+    step = align // gcd(align, groups.channels_per_unit(group)) if align > 1 else 1
+    joint = replace(constraint, multiple=lcm(constraint.multiple, step))
+    return joint.round_up(kept(width, full), of=full)
+
+
 def prefix(groups: ChannelGroups, width: Fraction, align: int = 1) -> Cut:
     """The first ``ceil(width * K)`` units of every elastic group: cuts of smaller widths lie inside larger ones."""
-    channels = {group: range(kept(width, groups.widths[group], align)) for group in groups.elastic}
+    channels = {group: range(units_of(groups, group, width, align)) for group in groups.elastic}
     return Cut.of(groups, channels, tag=str(width))
 
 

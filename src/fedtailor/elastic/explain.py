@@ -1,0 +1,111 @@
+"""A traced model in words: what shrinks together, what cannot shrink and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.groups import ChannelGroups, Extent
+
+if TYPE_CHECKING:
+    from fedtailor.elastic.model import ElasticModel
+
+SHOWN = 3  # tensors named for each group
+
+
+def explain(model: ElasticModel) -> str:
+    """The report behind ``ElasticModel.explain()`` and ``fedtailor profile --explain``."""
+    parts = [_summary(model), _elastic(model), _fixed(model.groups), _shared(model.groups), _pieces(model)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def elastic_share(model: ElasticModel) -> float:
+    """The share of parameters that some cut leaves out."""
+    sizes = {name: prod(extent.length for extent in model.groups.extents[name]) for name in model.parameters}
+    rigid = sum(_rigid(model.groups, model.groups.extents[name]) for name in model.parameters)
+    return 1 - rigid / max(1, sum(sizes.values()))
+
+
+def smallest(groups: ChannelGroups) -> Cut:
+    """The cut that keeps as little as the constraints allow."""
+    counts = {
+        group: groups.constraint(group).round_up(1, of=groups.widths[group]) for group in groups.elastic
+    }
+    return Cut.of(groups, {group: range(count) for group, count in counts.items()})
+
+
+def _rigid(groups: ChannelGroups, extents: Sequence[Extent], only: str | None = None) -> int:
+    """Entries of a tensor that lie on no elastic axis (of one group, if it is given)."""
+    elastic = {only} if only else set(groups.elastic)
+    count = 1
+    for extent in extents:
+        driven = np.zeros(extent.length, dtype=bool)
+        for axis in extent.axes:
+            if axis.group in elastic:
+                driven[axis.positions(range(groups.widths[axis.group]))] = True
+        count *= int((~driven).sum())
+    return count
+
+
+def _summary(model: ElasticModel) -> str:
+    full, least = model.cost(Cut.everything()), model.cost(smallest(model.groups))
+    saved = 1 - least.macs / full.macs if full.macs else 0.0
+    return (
+        f"{type(model.module).__name__}: {full.params:,} parameters, {full.macs:,} multiply-accumulates per example\n"
+        f"elastic: {elastic_share(model):.1%} of the parameters, {saved:.1%} of the multiply-accumulates\n"
+        f"smallest piece: {least.params:,} parameters, {least.macs:,} multiply-accumulates"
+    )
+
+
+def _elastic(model: ElasticModel) -> str:
+    groups, total = model.groups, sum(prod(model.shape(name, Cut.everything())) for name in model.parameters)
+    rows = [("group", "channels", "units", "parameters", "lies on")]
+    for group in groups.elastic:
+        touched = 0
+        for name in model.parameters:
+            extents = groups.extents[name]
+            touched += prod(extent.length for extent in extents) - _rigid(groups, extents, group)
+        units = str(groups.widths[group])
+        constraint = groups.constraint(group)
+        units += f" (at least {constraint.minimum})" if constraint.minimum > 1 else ""
+        units += f" (multiples of {constraint.multiple})" if constraint.multiple > 1 else ""
+        channels = groups.widths[group] * groups.channels_per_unit(group)
+        rows.append((group, str(channels), units, f"{touched / max(1, total):.1%}", _places(groups, group)))
+    return "can shrink\n" + _table(rows)
+
+
+def _places(groups: ChannelGroups, group: str) -> str:
+    places = [f"{tensor}[{dim}]" for tensor, dim in groups.tensors(group)]
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return ", ".join(places[:SHOWN]) + more
+
+
+def _fixed(groups: ChannelGroups) -> str:
+    rows = [("group", "channels", "why not")]
+    for group, reason in groups.fixed.items():
+        channels = groups.widths[group] * groups.channels_per_unit(group)
+        rows.append((group, str(channels), reason))
+    return "cannot shrink\n" + _table(rows) if len(rows) > 1 else ""
+
+
+def _shared(groups: ChannelGroups) -> str:
+    lines = [f"  {second} is {first}" for second, first in groups.ties.items()]
+    return "shared tensors\n" + "\n".join(lines) if lines else ""
+
+
+def _pieces(model: ElasticModel) -> str:
+    lines = [f"pieces are of class {type(model.module).__name__}"] if model.own_class else []
+    return "\n".join([*lines, *model.notes])
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  " + "  ".join([*cells, row[-1]]).rstrip())
+    return "\n".join(lines)

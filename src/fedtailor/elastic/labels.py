@@ -1,0 +1,144 @@
+"""The walk over a recorded graph that carries unit numbers beside its values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from fedtailor.elastic.exported import rule_of_operation
+from fedtailor.elastic.groups import Indices
+from fedtailor.elastic.rules import FUNCTION_RULES, LAYER_RULES, Notes, Operand, Rule, Site, plain
+from fedtailor.elastic.units import Units
+
+
+class Labeller:
+    """Walks a recorded graph and carries unit numbers beside its values."""
+
+    def __init__(self, root: nn.Module, units: Units, notes: Notes, shared: Mapping[str, str]) -> None:
+        self.root = root
+        self.units = units
+        self.notes = notes
+        self.shared = shared
+        self.known: dict[fx.Node, Any] = {}  # values of the example, tensors as operands
+        self.axes: dict[fx.Node, tuple[Indices | None, ...]] = {}  # shapes, as the units along each axis
+        self.open: dict[fx.Node, bool] = {}  # whether a number depends on sizes that are not channels
+
+    def run(self, graph: fx.Graph) -> None:
+        """Apply the rule of every node, in order."""
+        for node in graph.nodes:
+            if node.op == "output":
+                self._output(node)
+            else:
+                self._visit(node)
+
+    def is_open(self, node: fx.Node) -> bool:
+        """Whether a number depends on sizes that are not channels: batch, time, space."""
+        return self.open.get(node, False)
+
+    def _visit(self, node: fx.Node) -> None:
+        value = node.meta["value"]
+        number = not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)) and node.op != "call_module"
+        if number and node.target is not operator.setitem:
+            self.known[node] = value
+            self._trace_number(node)
+            return
+        layer, path = self._layer(node)
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: self.known[n])
+        site = Site(node, tuple(args), kwargs, value, self.units, layer, path, self.shared, self.notes)
+        labels = self._rule(site)(site)
+        self.known[node] = _attach(value, plain(value) if labels is None else labels)
+
+    def _layer(self, node: fx.Node) -> tuple[Any, str]:
+        if node.op == "call_module":
+            return self.root.get_submodule(str(node.target)), str(node.target)
+        if node.op == "get_attr":
+            return None, str(node.target)
+        path = node.meta.get("layer", "")  # exported operations know the layer that they came from
+        return (self.root.get_submodule(path), path) if path else (None, "")
+
+    def _rule(self, site: Site) -> Rule:
+        node, target = site.node, site.node.target
+        if node.op == "placeholder":
+            return lambda site: plain(site.output)
+        if node.op == "get_attr":
+            return _attribute
+        if node.op == "call_module":
+            rule = LAYER_RULES.get(type(site.layer))
+        elif isinstance(target, torch._ops.OpOverload):
+            rule = rule_of_operation(target)
+        else:  # ``MyFunction.apply`` is known by its class
+            rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(getattr(target, "__self__", None))
+        return rule or self._unknown
+
+    def _unknown(self, site: Site) -> Any:
+        reaching = [labels for operand in site.operands() for labels in operand.labels if labels is not None]
+        if (
+            site.node.op == "call_module"
+        ):  # a layer without a rule may hold weights that must not be cut either
+            for name, value in site.layer.named_parameters():
+                for dim, length in enumerate(value.shape):
+                    self.units.fix(
+                        site.axis(site.tensor(name), dim, length),
+                        f"belongs to {site.place}, which has no rule",
+                    )
+        self.notes.unknown.append((site, reaching))
+        return plain(site.output)
+
+    def _trace_number(self, node: fx.Node) -> None:
+        """Where a number comes from: which axes of channels, and whether other sizes take part."""
+        axes: tuple[Indices | None, ...] | None = None
+        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        known = None if source is None else self.known.get(source)
+        if isinstance(known, Operand) and (node.target == "size" or node.args[1:] == ("shape",)):
+            axes = known.labels
+            dim = node.args[1] if node.target == "size" and len(node.args) > 1 else node.kwargs.get("dim")
+            axes = (axes[dim],) if isinstance(dim, int) else axes
+        elif (
+            source in self.axes and node.target is operator.getitem and isinstance(node.args[1], int | slice)
+        ):
+            chosen = self.axes[source][node.args[1]]
+            axes = chosen if isinstance(chosen, tuple) else (chosen,)
+        if axes is not None:
+            self.axes[node] = axes
+            self.notes.sources[node] = tuple(labels for labels in axes if labels is not None)
+            self.open[node] = any(labels is None for labels in axes)
+            return
+        before = node.all_input_nodes
+        self.notes.sources[node] = tuple(
+            labels for part in before for labels in self.notes.sources.get(part, ())
+        )
+        self.open[node] = any(self.is_open(part) for part in before) or node.target == "numel"
+
+    def _output(self, node: fx.Node) -> None:
+        args = fx.node.map_arg(node.args, lambda n: self.known[n])
+        for operand in tree_leaves(args):
+            if isinstance(operand, Operand):
+                for labels in operand.labels:
+                    self.units.fix(labels, "is an output of the module")
+                    self.units.outputs += [] if labels is None else [labels]
+
+
+def _attach(value: Any, labels: Any) -> Any:
+    """The value with every tensor in it as an operand."""
+    if isinstance(value, Tensor):
+        return Operand(value, labels)
+    if isinstance(value, dict):
+        return {key: _attach(entry, labels[key]) for key, entry in value.items()}
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size) and labels is not None:
+        return tuple(_attach(entry, held) for entry, held in zip(value, labels, strict=True))
+    return value
+
+
+def _attribute(site: Site) -> Any:
+    """A parameter or buffer that ``forward`` uses by itself: each of its axes may turn out to be channels."""
+    if not isinstance(site.output, Tensor):
+        return None
+    name = site.shared.get(site.path, site.path)
+    return tuple(
+        None if length == 1 else site.axis(name, dim, length) for dim, length in enumerate(site.output.shape)
+    )

@@ -1,0 +1,282 @@
+"""A run that was interrupted, at any moment and in any way, ends as if nothing had happened. For every method."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_every_method import METHODS_SEEN, SMALLEST
+from torch import nn
+
+import fedtailor
+from fedtailor.cli.main import main
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.method import Method
+from fedtailor.methods import get_method, method_names
+from fedtailor.server.run_folder import RunFolder
+from helpers import image_data, tiny_cnn
+
+ROUNDS = 4
+
+
+class CutError(Exception):
+    """Stands for whatever ended the process."""
+
+
+@dataclass(frozen=True)
+class Remembering(Method):
+    """Uses every kind of memory that there is, and a layout of tensors that must not matter."""
+
+    def init(self, model: Any) -> Any:
+        state = super().init(model)
+        return replace(
+            state,
+            memory={"answers": [], 5: (1, None, -0.0), "best": float("-inf"), "mean": torch.zeros(2, 3).t()},
+        )
+
+    def prepare(self, task: Any, data: Any, model: Any) -> Any:
+        times = task.memory.get("times", torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+        assert times.is_contiguous() == (task.memory_round >= 0)
+        return replace(
+            task, memory={"times": (times + task.memory_round).to(memory_format=torch.channels_last)}
+        )
+
+    def loss(self, outputs: Any, batch: Any, task: Any, model: Any) -> Any:
+        return super().loss(outputs, batch, task, model) * (1 + task.memory["times"].mean().abs() / 100)
+
+    def merge(self, state: Any, updates: Any, model: Any) -> Any:
+        merged = super().merge(state, updates, model)
+        mean = state.memory["mean"] + sum(update.memory["times"].mean() for update in updates)
+        answers = [*state.memory["answers"], tuple(update.client for update in updates)]
+        assert state.memory["mean"].is_contiguous()
+        return replace(
+            merged, memory={**state.memory, "answers": answers, "mean": (mean + 1).t().contiguous().t()}
+        )
+
+    def observe(self, state: Any, evaluation: Any) -> Any:
+        best = max(state.memory["best"], *(tier["accuracy"] for tier in evaluation.values()))
+        return replace(state, memory={**state.memory, "best": best})
+
+
+def chosen(name: str) -> Method:
+    local = LocalTraining(batch_size=4, momentum=0.9, weight_decay=0.01, schedule="cosine")
+    if name == "remembering":
+        return Remembering(local=local)
+    return get_method(name)(**{"local": local, **SMALLEST[name]})
+
+
+def train(name: str, folder: Path, **settings: Any) -> fedtailor.Run:
+    """Everything is built anew, as in a new process."""
+    return fedtailor.train(
+        tiny_cnn(), image_data((6, 5, 7, 4)), "uniform-2", chosen(name),
+        rounds=ROUNDS, clients_per_round=3, evaluate_every=2, seed=5, folder=folder, **settings,
+    )  # fmt: skip
+
+
+def comparable(path: Path) -> dict[str, bytes]:
+    """Every file but the log of what happened when: weights, metrics, and the last generations of the state."""
+    files = [
+        file for file in path.rglob("*") if file.is_file() and file.name not in ("events.jsonl", "run.lock")
+    ]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+@cache
+def uninterrupted(name: str, folder: Path) -> dict[str, bytes]:
+    train(name, folder / name)
+    return comparable(folder / name)
+
+
+def test_every_registered_method_is_seen():
+    assert sorted(SMALLEST) == method_names()
+    assert len(method_names()) == METHODS_SEEN
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("references")
+
+
+@pytest.mark.parametrize("round", range(1, ROUNDS + 1))
+@pytest.mark.parametrize("name", [*method_names(), "remembering"])
+def test_interrupted_after_any_round_and_resumed(name, round, references, tmp_path):
+    def cut(row: dict[str, Any]) -> None:
+        if row["round"] == round:
+            raise CutError
+
+    with pytest.raises(CutError):
+        train(name, tmp_path / "run", on_row=cut)
+    assert not RunFolder(tmp_path / "run").finished
+    run = train(name, tmp_path / "run", resume=True)
+    assert [row["round"] for row in run.history] == list(range(1, ROUNDS + 1))
+    expected = uninterrupted(name, references)
+    assert {"weights.safetensors", "metrics.jsonl", f"checkpoints/{ROUNDS:08d}.checkpoint"} <= expected.keys()
+    assert comparable(tmp_path / "run") == expected
+
+
+@pytest.mark.parametrize("name", [*method_names(), "remembering"])
+def test_interrupted_after_every_round(name, references, tmp_path):
+    """Never more than one round at a time."""
+
+    def cut(_row: dict[str, Any]) -> None:
+        raise CutError
+
+    for _ in range(ROUNDS):
+        with pytest.raises(CutError):
+            train(name, tmp_path / "run", on_row=cut, resume=True)
+    train(name, tmp_path / "run", resume=True)
+    assert comparable(tmp_path / "run") == uninterrupted(name, references)
+
+
+def test_a_module_that_lies_otherwise_in_memory_is_resumed_too(tmp_path):
+    """Channels-last weights: what is never trained keeps its layout in one run and loses it in the other."""
+
+    def run(folder: Path, **settings: Any) -> fedtailor.Run:
+        module = tiny_cnn().to(memory_format=torch.channels_last)
+        assert isinstance(module, nn.Sequential)
+        module[4].weight.requires_grad_(False)
+        data = image_data((6, 5, 7, 4))
+        return fedtailor.train(
+            module, data, "equal", "fedavg", rounds=3, clients_per_round=2, folder=folder, **settings
+        )
+
+    def cut(row: dict[str, Any]) -> None:
+        raise CutError
+
+    run(tmp_path / "whole")
+    with pytest.raises(CutError):
+        run(tmp_path / "run", on_row=cut)
+    run(tmp_path / "run", resume=True)
+    assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
+
+
+# kill -9
+
+CONFIG = """
+name = "run"
+seed = 11
+rounds = 20
+clients_per_round = 3
+evaluate_every = 4
+[data]
+clients = 6
+limit = 200
+[model]
+name = "cnn"
+channels = [8, 16]
+[fleet]
+name = "uniform-3"
+[method]
+name = "heterofl"
+[training]
+lr = 0.05
+momentum = 0.9
+batch_size = 16
+"""
+
+
+class Command:
+    """The real command in a process of its own."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "fedtailor", *words]
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+    def finish(self) -> None:
+        _, shown = self.process.communicate(timeout=600)
+        assert self.process.returncode == 0, shown.decode()
+
+
+class Fork(Command):
+    """The same in a copy of this process, which has loaded everything already."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.child = os.fork()
+        if self.child == 0:
+            code = 1
+            try:
+                os.chdir(folder)
+                sys.argv = ["fedtailor", *words]
+                main()
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+            finally:
+                os._exit(code)
+
+    def kill(self) -> None:
+        os.kill(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+
+    def finish(self) -> None:
+        _, status = os.waitpid(self.child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+def appeared(path: Path) -> float:
+    """Wait until the run has begun; the moment."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return time.perf_counter()
+
+
+def kill_and_resume(count: int, tmp_path: Path, seed: int, start: type[Command]) -> dict[str, Any]:
+    """Kill runs at random moments between their first byte and their last, and resume each to its end."""
+    (tmp_path / "config.toml").write_text(CONFIG)
+    process = start(tmp_path, "run", "config.toml", "--runs", "whole")
+    begin = appeared(tmp_path / "whole/run")
+    process.finish()
+    length = time.perf_counter() - begin
+    expected = comparable(tmp_path / "whole/run")
+    draw, rounds, identical = random.Random(seed), [], 0
+    for number in range(count):
+        process = start(tmp_path, "run", "config.toml", "--runs", f"killed{number}")
+        folder = tmp_path / f"killed{number}/run"
+        begin = appeared(folder)
+        moment = draw.uniform(0, length)
+        time.sleep(max(0.0, moment - (time.perf_counter() - begin)))
+        process.kill()
+        rounds.append(sum(event["event"] == "round" for event in RunFolder(folder).events()))
+        start(tmp_path, "resume", str(folder)).finish()
+        identical += comparable(folder) == expected
+        shutil.rmtree(folder.parent)
+    return {
+        "kills": count,
+        "identical": identical,
+        "rounds_done_when_killed": rounds,
+        "killed_after_the_last_round": rounds.count(20),
+        "seconds_of_a_run": round(length, 2),
+    }
+
+
+def test_kill_9_at_random_moments(tmp_path):
+    figures = kill_and_resume(4, tmp_path, 1, Fork)
+    assert figures["identical"] == 4
+
+
+@pytest.mark.slow
+def test_kill_9_at_fifty_random_moments(tmp_path, evidence):
+    figures = kill_and_resume(50, tmp_path, 2, Command)
+    evidence("kill-9", figures)
+    assert figures["identical"] == 50
+    assert len(set(figures["rounds_done_when_killed"])) > 5
