@@ -40,6 +40,7 @@ class Method:
 
     name: ClassVar[str] = ""  # set by ``register``
     inactive: ClassVar[Literal["held", "active"]] = "held"  # what momentum and decay move outside step cuts
+    policies: ClassVar[tuple[Policy, ...]] = norm.POLICIES  # values of ``norm`` that make sense for it
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS  # limits it keeps to; None: looks at none
 
     local: LocalTraining = LocalTraining()
@@ -48,8 +49,8 @@ class Method:
     align: int = 1  # round widths up to a multiple, for hardware that likes 8 or 16
 
     def __post_init__(self) -> None:
-        if self.norm not in norm.POLICIES:
-            raise unknown("normalisation policy", self.norm, norm.POLICIES)
+        if self.norm not in self.policies:
+            raise unknown("normalisation policy", self.norm, self.policies)
         if self.weighting not in WEIGHTINGS:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         require(self.align >= 1, "method.align", self.align, "at least 1")

@@ -44,7 +44,7 @@ MAX_INTEGER = 2**63
 TYPES = {
     "bool": torch.bool, "uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32": torch.int32,
     "int64": torch.int64, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
-    "float64": torch.float64,
+    "float64": torch.float64, "complex64": torch.complex64, "complex128": torch.complex128,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _START = len(MAGIC) + 4

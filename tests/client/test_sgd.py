@@ -200,6 +200,14 @@ def test_training_with_a_remainder_of_one_example_under_batch_norm():
     assert all(bool(value.isfinite().all()) for value in patch.values.values())
 
 
+def test_batch_norm_without_statistics_needs_two_examples_too():
+    module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 4))
+    model = elastic(module, vectors(2).take(torch.arange(2)))
+    assert model.statistics == ()
+    _, metrics = sgd.train(Method(LocalTraining(batch_size=4)), task_for(model), vectors(5), model)
+    assert metrics["examples"] == 4
+
+
 @pytest.mark.parametrize("local", [LocalTraining(), LocalTraining(steps=3)])
 def test_one_example_under_batch_norm_is_too_few(local):
     model = cnn_model()

@@ -66,12 +66,15 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
     return torch.randn(size, 3, 8, 8), torch.arange(size) % 10
 
 
-def steps_at(model: ElasticModel, held: str, width: str, local: LocalTraining | None = None) -> LocalSteps:
-    """A client that holds one width and whose steps all draw another."""
+def client_at(
+    model: ElasticModel, held: str, width: str, local: LocalTraining | None = None
+) -> Callable[[], LocalSteps]:
+    """A client that was sent one width and whose steps all draw another."""
     widths = (width,) if held == width else (width, held)
     chances = (1.0, 1e-12)[: len(widths)]
     method = FjORD(local or LocalTraining(), widths=widths, probabilities=chances, distillation=False)
-    return LocalSteps(method, method.assign(method.init(model), client(0, held), model, Seeds(0)), model)
+    task = method.assign(method.init(model), client(0, held), model, Seeds(0))
+    return lambda: LocalSteps(method, task, model)
 
 
 @pytest.mark.parametrize("width", ["1/5", "2/5", "3/5"])
@@ -80,7 +83,7 @@ def test_a_step_computes_what_a_plain_step_of_the_small_network_computes(model, 
     small = model.extract(model.weights(), prefix(model.groups, Fraction(width))).train()
     with FlopCounterMode(display=False) as plain:
         F.cross_entropy(small(data[0]), data[1]).backward()
-    ours = steps_at(model, "1", width)
+    ours = client_at(model, "1", width)()
     with FlopCounterMode(display=False) as counted:
         ours.take(0, data)
     assert counted.get_total_flops() == plain.get_total_flops() > 0
@@ -90,7 +93,7 @@ def test_a_step_allocates_no_tensor_of_the_held_size(model):
     """Gradients of sliced views would: autograd pads them with zeros."""
     held = {tuple(value.shape) for value in model.weights().values() if value.dim() == 4}
     small = {model.shape(name, prefix(model.groups, Fraction(1, 5))) for name in model.trainable}
-    steps = steps_at(model, "1", "1/5")
+    steps = client_at(model, "1", "1/5")()
     steps.take(0, batch(4))
     with Shapes() as shapes:
         steps.take(0, batch(4))
@@ -101,10 +104,8 @@ def test_a_step_allocates_no_tensor_of_the_held_size(model):
 @pytest.mark.parametrize("local", [LocalTraining(), LocalTraining(momentum=0.9, weight_decay=0.1)])
 def test_memory_follows_the_width_of_the_client(model, local):
     data = batch(4)
-    peaks = [
-        peak_of(lambda width=width: steps_at(model, width, width, local).take(0, data))
-        for width in ("1/5", "2/5", "3/5", "4/5", "1")
-    ]
+    clients = [client_at(model, width, width, local) for width in ("1/5", "2/5", "3/5", "4/5", "1")]
+    peaks = [peak_of(lambda begin=begin: begin().take(0, data)) for begin in clients]
     assert peaks == sorted(peaks)
     assert peaks[0] < 0.2 * peaks[-1]  # activations follow p, weights and their gradients p squared
     assert peaks[2] < 0.6 * peaks[-1]

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from fedtailor.client.sgd import LocalTraining
+from fedtailor.elastic.norm import POLICIES
 from fedtailor.engines.in_process import InProcess
+from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
 from fedtailor.method import Method
 from fedtailor.methods import get_method, method_card, method_names
@@ -209,6 +211,28 @@ def test_evaluation_does_not_change_the_state(name):
         == reference(name)[0].rows[-1]["tiers"]
     )
     assert snapshot(state.weights) == before
+
+
+@every_method
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_normalisation_policy_works_or_is_refused_at_once(name, policy):
+    """A policy that the method cannot follow must not fail, or leave statistics untrained, in the middle of a run."""
+    settings = {"local": LOCAL, **SMALLEST[name], "norm": policy}
+    if policy not in get_method(name).policies:
+        with pytest.raises(FedtailorError, match=f"unknown normalisation policy '{policy}'"):
+            get_method(name)(**settings)
+        return
+    method = get_method(name)(**settings)
+    two, four = (run(method, MODEL, DATA, FLEET, rounds=rounds, cohort=4).state.weights for rounds in (2, 4))
+    assert set(two) == set(four)  # the state does not grow with the rounds
+    means = [tensor for tensor in MODEL.weights() if tensor.endswith("running_mean")]
+    state = dataclasses.replace(method.init(MODEL), weights=four)
+    for tier in fleet_by_name(FLEET).tiers:
+        for patch in method.deploy(state, tier.budget, MODEL).patches:
+            untouched = [
+                tensor for tensor in means if not bool(patch.values[tensor].any())
+            ]  # they start at zero
+            assert untouched == [], f"statistics of width {patch.cut.tag} were never measured"
 
 
 @every_method

@@ -80,7 +80,7 @@ def train(name: str, folder: Path, **settings: Any) -> fedtailor.Run:
     """Everything is built anew, as in a new process."""
     return fedtailor.train(
         tiny_cnn(), image_data((6, 5, 7, 4)), "uniform-2", chosen(name),
-        rounds=ROUNDS, clients_per_round=3, evaluate_every=2, seed=5, folder=folder, **settings,
+        rounds=ROUNDS, clients_per_round=3, evaluate_every=2, seed=5, folder=folder, engine={"workers": 0}, **settings,
     )  # fmt: skip
 
 
@@ -148,7 +148,15 @@ def test_a_module_that_lies_otherwise_in_memory_is_resumed_too(tmp_path):
         module[4].weight.requires_grad_(False)
         data = image_data((6, 5, 7, 4))
         return fedtailor.train(
-            module, data, "equal", "fedavg", rounds=3, clients_per_round=2, folder=folder, **settings
+            module,
+            data,
+            "equal",
+            "fedavg",
+            rounds=3,
+            clients_per_round=2,
+            engine={"workers": 0},
+            folder=folder,
+            **settings,
         )
 
     def cut(row: dict[str, Any]) -> None:
@@ -177,6 +185,8 @@ name = "cnn"
 channels = [8, 16]
 [fleet]
 name = "uniform-3"
+[engine]
+workers = 0
 [method]
 name = "heterofl"
 [training]

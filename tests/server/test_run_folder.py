@@ -35,7 +35,7 @@ from helpers import differing, image_data, tiny_cnn
 TABLE: dict[str, Any] = {
     "name": "small", "seed": 3, "rounds": 4, "clients_per_round": 3, "evaluate_every": 2,
     "data": {"clients": 5, "limit": 100}, "model": {"name": "cnn", "channels": [4, 8]}, "fleet": {"name": "uniform-2"},
-    "method": {"name": "heterofl"}, "training": {"lr": 0.05},
+    "method": {"name": "heterofl"}, "training": {"lr": 0.05}, "engine": {"workers": 0},
 }  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def test_a_run_from_python_goes_on_with_the_same_call(tmp_path):
     def train(**settings: Any) -> fedtailor.Run:
         return fedtailor.train(
             tiny_cnn(), image_data((6, 5, 7, 4)), "uniform-2", "heterofl",
-            rounds=4, clients_per_round=3, evaluate_every=2, seed=1, **settings,
+            rounds=4, clients_per_round=3, evaluate_every=2, seed=1, engine={"workers": 0}, **settings,
         )  # fmt: skip
 
     expected = train()
@@ -279,7 +279,7 @@ class Wrapped(torch.nn.Module):
 def test_drift_of_a_run_from_python(tmp_path):
     usual: dict[str, Any] = {
         "module": tiny_cnn(), "data": image_data((6, 5, 7)), "fleet": "uniform-2", "method": "fedavg", "rounds": 2,
-        "clients_per_round": 3, "folder": tmp_path / "run",
+        "clients_per_round": 3, "folder": tmp_path / "run", "engine": {"workers": 0},
     }  # fmt: skip
     with pytest.raises(CutError):
         fedtailor.train(**usual, on_row=cut_after(1))
@@ -581,7 +581,7 @@ def test_compare_goes_on_with_an_interrupted_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.toml").write_text(
         'name = "small"\nseed = 3\nrounds = 3\nclients_per_round = 3\n[data]\nclients = 5\nlimit = 100\n'
-        '[model]\nname = "cnn"\nchannels = [4, 8]\n'
+        '[model]\nname = "cnn"\nchannels = [4, 8]\n[engine]\nworkers = 0\n'
     )
     words = ("compare", "c.toml", "--methods", "fedavg,heterofl")
     assert call(monkeypatch, *words) == 0
@@ -722,7 +722,7 @@ def trained(**settings: Any) -> fedtailor.Run:
     """Training with so high a rate that later rounds are worse than the first ones."""
     return fedtailor.train(
         tiny_cnn(), image_data((6, 5, 7, 4)), "uniform-2", "fedavg", rounds=12, clients_per_round=3, evaluate_every=1,
-        training={"lr": 0.5, "batch_size": 4}, seed=1, **settings,
+        training={"lr": 0.5, "batch_size": 4}, seed=1, engine={"workers": 0}, **settings,
     )  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def test_a_tensor_of_another_device_goes_to_the_device_that_is_asked_for():
         ({True: 1}, "the key True"),
         ({(1, 2): 1}, "the key"),
         (2**63, "more than 64 bits"),
-        (torch.zeros(2, dtype=torch.complex64), "complex64"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fn), "float8"),
         (torch.zeros(2, 2).to_sparse(), "sparse"),
         (torch.zeros(2, device="meta"), "on meta"),
     ],
@@ -375,10 +375,10 @@ def test_bombs_are_refused_without_memory_or_time(reader):
         if name == "a million tensors" and reader == "value":
             continue  # what this machine wrote itself may be long, and is read in linear time
         tracemalloc.start()
-        begin = time.perf_counter()
+        begin = time.thread_time()
         with pytest.raises(DecodeError):
             read(data)
-        seconds, (_, peak) = time.perf_counter() - begin, tracemalloc.get_traced_memory()
+        seconds, (_, peak) = time.thread_time() - begin, tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 64 * 2**20, name
         assert seconds < 5, name
@@ -446,12 +446,12 @@ def attack(count: int, seed: int) -> dict[str, Any]:
     for number in range(count):
         name = ("value", "patch", "partial patch")[number % 3]
         data = mutated(draw.choice(frames[name]), draw)
-        begin = time.perf_counter()
+        begin = time.thread_time()  # of a processor: how long that takes depends on who else wants it
         try:
             result = entry[name](data)
         except DecodeError:
             result = None
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.thread_time() - begin)
         slowest = max(slowest, seconds[-1])
         if result is not None:
             accepted += 1
@@ -470,9 +470,8 @@ def attack(count: int, seed: int) -> dict[str, Any]:
 
 def test_twenty_thousand_mutated_inputs():
     figures = attack(20_000, seed=6)
-    assert (
-        figures["accepted_and_canonical"] > 100
-    )  # bits of tensors may change: there the frame stays a frame
+    # Where bits of tensors change, a frame stays a frame.
+    assert figures["accepted_and_canonical"] > 100
     assert figures["memory_growth_mebibytes"] < 64
     assert figures["p99_milliseconds"] < 10
 

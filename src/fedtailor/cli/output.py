@@ -101,6 +101,11 @@ class RoundProgress:
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Show one finished round."""
         self.bytes += row["bytes_down"] + row["bytes_up"]
+        asked = row["clients"]
+        if row.get("merged", asked) < asked / 2:
+            reasons = ", ".join(f"{count} x {reason}" for reason, count in row["refused"].items())
+            text = f"round {row['round']}: only {row['merged']} of {asked} clients gave an update ({reasons})"
+            messages.print(text, markup=False, soft_wrap=True)
         tiers = row.get("tiers")
         if tiers:
             names = list(tiers)

@@ -54,6 +54,12 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
     if summary["refused"]:
         counted = ", ".join(f"{count} x {reason}" for reason, count in summary["refused"].items())
         console.print(f"Refused updates: {counted}", markup=False)
+    if summary["abandoned"]:
+        console.print(
+            f"Abandoned for want of a quorum and tried again: {summary['abandoned']} x", markup=False
+        )
+    if summary["resting"]:
+        console.print(f"Clients not asked any more after refused updates: {summary['resting']}", markup=False)
     console.print(
         f"Files: {folder}/  (config.toml, environment.json, metrics.jsonl, weights.safetensors)", markup=False
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.sgd import sgd
 
@@ -104,7 +105,7 @@ def train(method: Method, task: Task, data: Examples, model: ElasticModel) -> tu
     steps = LocalSteps(method, task, model)
     total, examples = 0.0, 0
     with task.seeds.scope("layers", client=task.client.id, round=task.round):
-        for step, batch in enumerate(batches(method.local, task, data, skip_single=bool(model.statistics))):
+        for step, batch in enumerate(batches(method.local, task, data, skip_single=_needs_pairs(model))):
             loss, count = steps.take(step, batch), batch_size(batch)
             total, examples = total + loss * count, examples + count
     return steps.trained(), {"loss": total / max(1, examples), "examples": float(examples)}
@@ -153,12 +154,13 @@ class LocalSteps:
         if inner == self.cut:
             return {**self.held, **own}
         table = self.model.inside(self.cut, inner)
+        layout = self.layouts.at(inner)
         with torch.no_grad():
             leaves = {
                 n: gather(value, table[n]) if n in table else value for n, value in self.weights.items()
             }
-        if self.layouts.at(inner) != self.layout:
-            leaves = {n: _leaf(value, False, self.layouts.at(inner)) for n, value in leaves.items()}
+            if layout != self.layout:
+                leaves |= {n: _leaf(value, False, layout) for n, value in leaves.items() if n in table}
         for name, leaf in leaves.items():
             leaf.requires_grad_(self.weights[name].requires_grad)
         return {**leaves, **own}
@@ -185,8 +187,13 @@ def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bo
             raise Diverged(f"client {task.client.id} has {len(data)} example(s): too few for one batch")
 
 
+def _needs_pairs(model: ElasticModel) -> bool:
+    """Whether a single example cannot be trained on; batch norm needs two whether or not it tracks statistics."""
+    return any(isinstance(layer, _BatchNorm) for layer in model.module.modules())
+
+
 def _leaf(value: Tensor, trainable: bool, layout: torch.memory_format) -> Tensor:
-    """A copy to train on. (``contiguous`` would leave the strides of 1 x 1 weights, which are right for both layouts.)"""
+    """A copy to train on; only a copy changes the strides of 1 x 1 weights, which are right for both layouts."""
     images = value.dim() == 4
     copied = value.detach().clone(memory_format=layout if images else torch.contiguous_format)
     return copied.requires_grad_(trainable)

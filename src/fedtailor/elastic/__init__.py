@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -37,3 +40,13 @@ def elastic(
     channels that reach an operation without a rule uncut instead of refusing.
     """
     return build(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple))
+
+
+class _CallablePackage(ModuleType):
+    """Lets ``fedtailor.elastic`` be both the package and the function of the same name, as users write it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ElasticModel:
+        return elastic(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -40,6 +40,7 @@ class Costing:
             "trained": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.trainable)),
         }
         self._recorded: dict[str, Curve | None] = {}
+        self._imaginable = False  # whether tensors without memory show what autograd saves
         self._remembered: dict[tuple[object, ...], int] = {}
 
     def counts(self, cut: Cut) -> Counts:
@@ -97,29 +98,31 @@ class Costing:
         if limit == "macs":
             curve = recorded(lambda counts: self._model.products(self.cut(counts)), self.full)
             exact = curve is not None and curve.at(checked) == self._products(checked)
-        else:
-            try:
-                curve = recorded(self._imagined, (*self.full, CHECKED_BATCH + 1))
-            except (RuntimeError, TypeError, ValueError):  # code that looks at values cannot run without them
-                curve = None
-            real = total(saved_parts(self._model, self.cut(checked), CHECKED_BATCH)) if curve else 0
-            exact = curve is not None and curve.at((*checked, CHECKED_BATCH)) == real
-        self._recorded[limit] = curve if exact else None
-
-    def curve(self, limit: str) -> Curve | None:
-        """The curve behind a limit; None where the cost does not follow the kept units as a curve must."""
-        self.record(limit)
-        return self._recorded[limit]
+            self._recorded["macs"] = curve if exact else None
+            return
+        real = total(saved_parts(self._model, self.cut(checked), CHECKED_BATCH))
+        try:
+            self._imaginable = total(self._imagined((*checked, CHECKED_BATCH))) == real
+            curve = recorded(self._imagined, (*self.full, CHECKED_BATCH + 1)) if self._imaginable else None
+        except (RuntimeError, TypeError, ValueError):  # code that looks at values cannot run without them
+            self._imaginable, curve = False, None
+        exact = curve is not None and curve.at((*checked, CHECKED_BATCH)) == real
+        self._recorded["memory"] = curve if exact else None
 
     def _saved(self, counts: Counts, batch_size: int) -> int:
-        """Bytes that autograd saves in one step; measured on real tensors where the curve does not hold."""
+        """Bytes that autograd saves in one step.
+
+        There is no curve for attention, whose kernel depends on its sizes, and recurrent layers have to run on real
+        tensors, because nobody else knows how large the workspaces of their kernels are.
+        """
         self.record("memory")
         curve = self._recorded["memory"]
         if curve is not None:
             return curve.at((*counts, batch_size))
+        parts = imagined_parts if self._imaginable else saved_parts
         return self._once(
             ("saved", counts, batch_size),
-            lambda counts: total(saved_parts(self._model, self.cut(counts), batch_size)),
+            lambda counts: total(parts(self._model, self.cut(counts), batch_size)),
         )
 
     def _imagined(self, variables: Counts) -> list[tuple[int, ...]]:

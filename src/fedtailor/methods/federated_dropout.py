@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -39,6 +39,8 @@ class FederatedDropout(Method):
     ``scaling`` says where the missing units are made up for: nowhere (the clients' networks are networks of their own),
     in training (outputs divided by the share kept), or at evaluation (the full model's outputs multiplied by it).
     """
+
+    policies: ClassVar[tuple[Policy, ...]] = ("averaged", "static")  # random cuts have no width of their own
 
     norm: Policy = "static"
     keep: WidthLike = 0.5  # share of the units of every layer that a client trains

@@ -7,12 +7,13 @@ Symbols: beta = the client's width, K = a layer's units, window = {(s + j) mod K
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedtailor.elastic.budget import Budget, fit
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.norm import Policy
 from fedtailor.elastic.selections import window
 from fedtailor.errors import unknown
 from fedtailor.methods import register
@@ -30,6 +31,8 @@ class FedRolex(HeteroFL):
     *weight*: with all clients at width 1/4, half of a square layer's weights are never touched. ``independent`` gives
     every channel group a phase of its own.
     """
+
+    policies: ClassVar[tuple[Policy, ...]] = ("averaged", "static")  # a window has no width of its own
 
     phase: Literal["lockstep", "independent"] = "lockstep"
 

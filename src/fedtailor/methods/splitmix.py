@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from fedtailor.elastic.budget import Budget, fit, width_of
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.norm import Policy
 from fedtailor.elastic.patch import Patch
 from fedtailor.elastic.selections import WidthLike, as_width, prefix, window
 from fedtailor.errors import FedtailorError
@@ -37,6 +38,8 @@ class SplitMix(Method):
     Tensors of base number 3 are called ``conv1.weight@base3``: bases share nothing, so the one merge rule joins each of
     them over the clients that trained it.
     """
+
+    policies: ClassVar[tuple[Policy, ...]] = ("averaged",)  # each base tracks statistics of its own
 
     base: WidthLike = 0.125
     scaler: bool = True  # multiply layer outputs by 1 / base in training

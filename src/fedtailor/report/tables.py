@@ -26,7 +26,9 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "macs": sum(row["macs"] for row in rows),
         "seconds": round(sum(row["seconds"] for row in rows), 2),
-        "refused": dict(refused),
+        "refused": dict(sorted(refused.items())),
+        "abandoned": sum(row.get("abandoned", 0) for row in rows),
+        "resting": rows[-1].get("resting", 0),
     }
 
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedtailor.data.federated import FederatedData
 from fedtailor.elastic.model import ElasticModel
@@ -46,7 +47,7 @@ def fingerprint(
         "data.split": split,
         "model.layers": _digest(repr(model.module)),
         "model.tensors": _digest(repr(sorted(_shapes(model).items()))),
-        "model.constants": _digest(*(value.cpu().numpy().tobytes() for value in model.constants.values())),
+        "model.constants": _digest(*map(_bytes, model.constants.values())),
         "model.code": _code(*{type(layer) for layer in model.module.modules()}),
         "model.objective": _code(model.objective.loss, *model.objective.metrics.values()),
         "method.code": _code(*type(method).__mro__),
@@ -100,6 +101,10 @@ def refuse_drift(path: object, changed: list[str]) -> None:
 
 def _shapes(model: ElasticModel) -> dict[str, str]:
     return {name: f"{value.dtype}{tuple(value.shape)}" for name, value in model.weights().items()}
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _code(*objects: type[Any] | Callable[..., Any]) -> str:

@@ -43,7 +43,7 @@ def stop_requests() -> Iterator[Request]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
 
     def note(number: int, _frame: FrameType | None) -> None:
         request.number = number

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -159,12 +160,15 @@ class Lock:
             raise StorageError(f"{self.path} cannot be opened: {error.strerror or error}") from error
         self.held = self._take(folder)
 
-    def _take(self, folder: Path) -> bool:
+    def _take(self, folder: Path, patience: int = 2) -> bool:
         if fcntl is None:
             return False
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if patience:  # someone may only be looking whether the folder is in use
+                time.sleep(0.05)
+                return self._take(folder, patience - 1)
             owner = os.read(self._descriptor, 200).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise LockedError(
