@@ -30,9 +30,9 @@ class Client:
 class Reply:
     """The lease: what the answer to a task must look like. Anything else is refused before it reaches arithmetic."""
 
-    names: frozenset[str]    # the tensors that come back
-    cut: Cut    # their address
-    partial: frozenset[str] = frozenset()    # groups of which the client may credit fewer units (label rows)
+    names: frozenset[str]  # the tensors that come back
+    cut: Cut  # their address
+    partial: frozenset[str] = frozenset()  # groups of which the client may credit fewer units (label rows)
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Task:
     reply: Reply
     seeds: Seeds
     action: Action = "train"
-    slot: int = 0    # position in the cohort
-    memory: dict[str, Tensor] = field(default_factory=dict)    # what the client kept for itself
-    memory_round: int = -1    # the round in which it kept it
+    slot: int = 0  # position in the cohort
+    memory: dict[str, Tensor] = field(default_factory=dict)  # what the client kept for itself
+    memory_round: int = -1  # the round in which it kept it
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Update:
 
     client: int
     round: int
-    base_round: int    # the round of the weights that the work started from
+    base_round: int  # the round of the weights that the work started from
     patch: Patch
-    weight: float    # the number of examples (or batches) behind the values
+    weight: float  # the number of examples (or batches) behind the values
     metrics: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Dropped:
 
     client: int
     round: int
-    reason: str    # a short code: ``diverged``, ``non-finite``, ``wrong-shape`` ...
+    reason: str  # a short code: ``diverged``, ``non-finite``, ``wrong-shape`` ...
     detail: str = ""
 
 

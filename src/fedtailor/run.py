@@ -66,7 +66,8 @@ class Run:
     @property
     def tiers(self) -> dict[str, dict[str, float]]:
         """Loss and metrics of every tier at the end."""
-        return dict(next(row for row in self.history if row["round"] == self.state.round)["tiers"])
+        evaluated = [row for row in self.history if "tiers" in row and row["round"] <= self.state.round]
+        return dict(evaluated[-1]["tiers"])
 
     def deploy(self, budget: Budget) -> Deployed:
         """The pieces for a device of this budget, their norms calibrated where the method needs it."""
@@ -161,7 +162,7 @@ class Prepared:
 
     def start(self, threads: int = 1, on_row: OnRow | None = None, journal: Journal | None = None) -> Run:
         """Run the rounds that are left; what ``on_row`` is shown is in the journal already."""
-        kept = journal or Unsaved(self.first_checkpoint())
+        kept = journal or Unsaved(self.first_checkpoint(), self.settings.stopping.restore_best)
         history = list(kept.history)
 
         def note(row: Row, at: Checkpoint) -> None:

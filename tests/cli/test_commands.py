@@ -99,7 +99,10 @@ def test_an_existing_run_is_never_overwritten(folder, monkeypatch, capsys):
             ["batch norm"],
         ),
         (["device=cuda"], ["device = 'cuda'", "not available"]),
-        (["method.name=heterofl", "fleet.tiers=[{name='tiny', macs=2}]"], ["macs is limited to 2", "smallest cut"]),
+        (
+            ["method.name=heterofl", "fleet.tiers=[{name='tiny', macs=2}]"],
+            ["macs is limited to 2", "smallest cut"],
+        ),
     ],
 )
 def test_what_cannot_start_says_why_and_writes_nothing(folder, monkeypatch, capsys, overrides, words):

@@ -109,6 +109,11 @@ class Costing:
         exact = curve is not None and curve.at((*checked, CHECKED_BATCH)) == real
         self._recorded["memory"] = curve if exact else None
 
+    def curve(self, limit: str) -> Curve | None:
+        """The curve behind ``macs`` or ``memory``; None where the cost does not follow the kept units as a curve must."""
+        self.record(limit)
+        return self._recorded[limit]
+
     def _saved(self, counts: Counts, batch_size: int) -> int:
         """Bytes that autograd saves in one step.
 

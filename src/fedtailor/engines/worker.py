@@ -129,8 +129,12 @@ def report_failure(
     """
     if issubclass(kind, FedtailorError):
         desk.put(FAILED, str(error))
-    elif issubclass(kind, Exception) and not issubclass(kind, MemoryError | ConnectionError):
+    elif issubclass(kind, Exception) and not issubclass(kind, ConnectionError) and not _is_exhaustion(error):
         desk.put(FAILED, "".join(traceback.format_exception(kind, error, trace)).strip())
+
+
+def _is_exhaustion(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)  # how PyTorch says it
 
 
 def main() -> None:

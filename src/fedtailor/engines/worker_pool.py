@@ -9,6 +9,7 @@ a worker that dies → its task goes to another one, once; then the client count
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -164,6 +165,8 @@ class Lost:
 
 def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dict[str, Any]:
     """What a worker needs to do tasks: the arguments of ``workshop_of``, and how PyTorch is set up here."""
+    if os.name != "posix" or not sys.executable:
+        raise NotPortable("worker processes need a POSIX system and a Python executable to start")
     devices = {tensor.device for tensor in (*model.module.parameters(), *model.module.buffers())}
     if any(device.type != "cpu" for device in devices):
         raise NotPortable(f"device = {', '.join(map(str, devices))}: worker processes run on the CPU")

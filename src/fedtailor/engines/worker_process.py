@@ -55,8 +55,13 @@ class WorkerProcess:
         self._mailbox = SharedMemory()
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
-        with theirs:
-            self._process = _spawn(theirs.fileno(), self._mailbox.descriptor, luggage.descriptor)
+        try:
+            with theirs:
+                self._process = _spawn(theirs.fileno(), self._mailbox.descriptor, luggage.descriptor)
+        except OSError as error:  # too many processes, or no memory for one more
+            self._line.close()
+            self._mailbox.close()
+            raise NotPortable(f"a worker process could not be started: {error}") from error
 
     @property
     def pid(self) -> int:
@@ -149,8 +154,6 @@ class WorkerProcess:
 
 def _spawn(line: int, mailbox: int, luggage: int) -> subprocess.Popen[bytes]:
     """A fresh interpreter: it shares nothing with this one but the three descriptors."""
-    if os.name != "posix" or not sys.executable:
-        raise NotPortable("worker processes need a POSIX system and a Python executable to start")
     threads = str(torch.get_num_threads())
     in_main_thread = int(threading.current_thread() is threading.main_thread())
     numbers = [str(number) for number in (line, mailbox, luggage, os.getpid(), in_main_thread)]

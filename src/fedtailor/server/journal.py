@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import shutil
 import time
 import warnings
@@ -58,16 +59,17 @@ class CheckpointSettings:
 
 
 class Unsaved:
-    """Stands in for a journal where a run is not saved: only the state of the best round is kept, in memory."""
+    """Stands in for a journal where a run is not saved: at most the state of the best round is kept, in memory."""
 
     history: Sequence[Row] = ()
 
-    def __init__(self, start: Checkpoint) -> None:
+    def __init__(self, start: Checkpoint, keep_best: bool = False) -> None:
         self.at = self._best = start
+        self._keep_best = keep_best
 
     def record(self, row: Row, at: Checkpoint) -> None:
         """Note a round."""
-        if at.best is not None and at.best.round == row["round"]:
+        if self._keep_best and at.best is not None and at.best.round == row["round"]:
             self._best = at
 
     def state_of(self, round: int) -> ServerState:
@@ -109,7 +111,7 @@ class Journal:
             raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
         if path.exists():
             raise _exists(path)
-        part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
         _make_folder(part, path)
         _remove_strays(path)
         try:
@@ -170,6 +172,7 @@ class Journal:
             sync_folder(part)
             _put_in_place(part, path)
             sync_folder(path.parent)
+            sync_folder(path.absolute().parent.parent)  # the folder of all runs may be new too
         self.folder, self._at = RunFolder(path), start
         self.log("started")
 

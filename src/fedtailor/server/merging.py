@@ -53,7 +53,7 @@ def holder_mean(
 
 
 def mean_over_holders(old: Tensor | None, parts: Sequence[tuple[Where | None, Tensor, float]]) -> Tensor:
-    """One tensor: ``parts`` are (where, values, weight above 0); ``where`` is None for values that fill the whole tensor."""
+    """One tensor: ``parts`` are (where, values, weight above 0); without ``where``, values fill the whole tensor."""
     first = parts[0][1]
     dtype, shape = first.dtype, old.shape if old is not None else first.shape
     # Minus zero is the neutral element of floating-point addition: it keeps the sign of a lone client's -0.0.
