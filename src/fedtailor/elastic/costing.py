@@ -110,7 +110,7 @@ class Costing:
         self._recorded["memory"] = curve if exact else None
 
     def curve(self, limit: str) -> Curve | None:
-        """The curve behind ``macs`` or ``memory``; None where the cost does not follow the kept units as a curve must."""
+        """The curve behind ``macs`` or ``memory``; None where the cost follows no curve in the units."""
         self.record(limit)
         return self._recorded[limit]
 
