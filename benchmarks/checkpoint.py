@@ -109,8 +109,11 @@ def main() -> None:
         figures = measure(folder, arguments.repeats, arguments.model)
     finally:
         shutil.rmtree(folder)
-    figures["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    figures["command"] = f"python benchmarks/checkpoint.py --repeats {arguments.repeats}"
+    cores, first = len(os.sched_getaffinity(0)), os.sched_getscheduler(0) == os.SCHED_FIFO
+    figures["machine"] = f"{platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f}"
+    figures["others_wait"] = first
+    prefix = ("taskset -c 0 " if cores == 1 else "") + ("chrt -f 5 " if first else "")
+    figures["command"] = f"{prefix}python benchmarks/checkpoint.py --repeats {arguments.repeats}"
     text = json.dumps(figures, indent=2)
     print(text)
     if arguments.output:

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ def measure_speed(arguments: argparse.Namespace) -> dict[str, Any]:
     parallel: list[float] = []
     loads = [os.getloadavg()[0]]
     with ExitStack() as stack:
-        engines: dict[int, Any] = {
-            count: stack.enter_context(WorkerPool(method, model, data, count)) if count else InProcess(method, model, data)
-            for count in arguments.workers
-        }  # fmt: skip
+        engines: dict[int, Any] = {}
+        for count in arguments.workers:
+            engine = WorkerPool(method, model, data, count) if count else InProcess(method, model, data)
+            engines[count] = stack.enter_context(engine) if isinstance(engine, WorkerPool) else engine
         for engine in engines.values():
             rounds_of(engine, method, model, data, arguments.fleet, 1)
         for _ in range(arguments.repeats):
@@ -123,8 +124,6 @@ def measure_speed(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def with_small_test(data: FederatedData) -> FederatedData:
     """The same data with few test examples: what is measured is training."""
-    from dataclasses import replace
-
     return replace(data, test=data.test.subset(list(range(256))))
 
 

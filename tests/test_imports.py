@@ -96,9 +96,13 @@ METHODS_MAY_IMPORT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("module", members("methods"))
-def test_a_method_knows_the_mathematics_and_not_the_machinery(module):
-    wrong = [n for n in own_imports(module) if not any(inside(n, allowed) for allowed in METHODS_MAY_IMPORT)]
+def test_a_method_knows_the_mathematics_and_not_the_machinery():
+    wrong = [
+        f"{module} imports {name}"
+        for module in members("methods")
+        for name in own_imports(module)
+        if not any(inside(name, allowed) for allowed in METHODS_MAY_IMPORT)
+    ]
     assert wrong == []
 
 
@@ -155,10 +159,13 @@ UNWANTED = {
 }
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_file_imports_what_the_project_does_without(module):
-    unwanted = UNWANTED - {"pickle"} if module in MAY_PICKLE else UNWANTED
-    wrong = [(line, name) for line, name in imported_names(module) if name.split(".")[0] in unwanted]
+def test_no_file_imports_what_the_project_does_without():
+    wrong = [
+        f"{module}, line {line}: {name}"
+        for module in MODULES
+        for line, name in imported_names(module)
+        if name.split(".")[0] in (UNWANTED - {"pickle"} if module in MAY_PICKLE else UNWANTED)
+    ]
     assert wrong == []
 
 
@@ -192,9 +199,8 @@ def code_runners(tree: ast.AST) -> Iterator[str]:
             yield f"line {call.lineno}: {name}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_file_runs_code_that_it_read(module):
-    assert list(code_runners(TREES[module])) == []
+def test_no_file_runs_code_that_it_read():
+    assert [f"{module}, {found}" for module, tree in TREES.items() for found in code_runners(tree)] == []
 
 
 DRAWS = {
@@ -233,9 +239,9 @@ def global_draws(tree: ast.AST) -> Iterator[str]:
             yield f"line {call.lineno}: {name or method}"
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module != "server.seeds"])
-def test_randomness_is_derived_and_never_global(module):
-    assert list(global_draws(TREES[module])) == []
+def test_randomness_is_derived_and_never_global():
+    others = {module: tree for module, tree in TREES.items() if module != "server.seeds"}
+    assert [f"{module}, {found}" for module, tree in others.items() for found in global_draws(tree)] == []
 
 
 def test_the_one_place_that_seeds_pytorch_is_seen_by_the_rule():
@@ -279,11 +285,15 @@ LARGEST_FILE, LARGEST_FUNCTION = 400, 60
 LARGEST = {"method": 150, **dict.fromkeys(members("methods"), 250)}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_files_and_functions_stay_readable(module):
+def test_files_and_functions_stay_readable():
     """The limits of the architecture, in lines: method.py 150, a method 250, any file 400, a function 60."""
-    lines = len(MODULES[module].read_text(encoding="utf-8").splitlines())
-    assert lines <= LARGEST.get(module, LARGEST_FILE)
-    for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < LARGEST_FUNCTION, f"{node.name} has too many lines"
+    wrong = []
+    for module, path in MODULES.items():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LARGEST.get(module, LARGEST_FILE):
+            wrong.append(f"{module}: {lines} lines")
+        for node in ast.walk(TREES[module]):
+            length = node.end_lineno - node.lineno + 1 if isinstance(node, ast.FunctionDef) else 0
+            if length > LARGEST_FUNCTION:
+                wrong.append(f"{module}.{node.name}: {length} lines")
+    assert wrong == []

@@ -109,7 +109,7 @@ def settled(value: Any, place: str = "value", depth: int = 0) -> Any:
             _key(key, place): settled(entry, f"{place}[{key!r}]", depth + 1) for key, entry in value.items()
         }
     _structure(value, place, [], depth)
-    return value.detach().contiguous() if isinstance(value, Tensor) else value
+    return _plain(value) if isinstance(value, Tensor) else value
 
 
 def _structure(value: Any, place: str, tensors: list[Tensor], depth: int) -> Any:
@@ -360,5 +360,9 @@ def _tensors(view: memoryview, start: int, slots: list[Slot]) -> Iterator[Tensor
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
+    return _plain(tensor.cpu()).view(-1).view(torch.uint8).numpy().data
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Without history, in the usual layout; complex numbers may wait to be conjugated or negated until here."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import pickle
 from collections.abc import Iterator, Sequence
@@ -59,11 +58,14 @@ class Watching:
         yield from (answer for _, answer in pairs)
 
 
+@cache
 def smallest(name: str) -> Method:
+    """One object for all tests of a method: if a run left a trace on it, the next one would differ."""
     return get_method(name)(**{"local": LOCAL, **SMALLEST[name]})
 
 
 MODEL = cnn_model()
+MODULE = snapshot(MODEL.weights())  # before any run
 DATA = image_data((6, 5, 7, 4))
 
 
@@ -102,21 +104,20 @@ def test_it_pickles_and_the_copy_does_the_same(name):
 
 
 @every_method
-def test_it_is_rebuilt_from_its_fields_and_does_the_same(name):
+def test_it_is_rebuilt_from_its_fields(name):
     method = smallest(name)
     fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
     rebuilt = get_method(name)(**fields)
     assert rebuilt == method
-    assert differing(two_rounds(rebuilt).state.weights, reference(name)[0].state.weights) == set()
+    assert repr(rebuilt) == repr(method)
 
 
 @every_method
 def test_it_holds_numbers_only(name):
     """A method is frozen, a run leaves no trace on it, and its settings are plain values."""
+    reference(name)
     method = smallest(name)
-    before = copy.deepcopy(vars(method))
-    two_rounds(method)
-    assert vars(method) == before
+    assert vars(method) == vars(get_method(name)(**{"local": LOCAL, **SMALLEST[name]}))
     assert vars(method).keys() == {field.name for field in dataclasses.fields(method)}
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.align = 2  # type: ignore[misc]
@@ -190,13 +191,12 @@ def test_types_and_shapes_of_the_state_never_change(name):
 @every_method
 def test_neither_the_module_nor_the_old_state_is_written_to(name):
     method = smallest(name)
-    module, state = snapshot(MODEL.weights()), method.init(MODEL)
+    state = method.init(MODEL)
     start = snapshot(state.weights)
     updates = [answer for task, answer in reference(name)[1] if task.round == 0 and task.action == "train"]
     method.merge(state, updates, MODEL)
     assert snapshot(state.weights) == start
-    two_rounds(method)
-    assert snapshot(MODEL.weights()) == module
+    assert snapshot(MODEL.weights()) == MODULE
 
 
 @every_method
@@ -223,10 +223,10 @@ def test_a_normalisation_policy_works_or_is_refused_at_once(name, policy):
             get_method(name)(**settings)
         return
     method = get_method(name)(**settings)
-    two, four = (run(method, MODEL, DATA, FLEET, rounds=rounds, cohort=4).state.weights for rounds in (2, 4))
-    assert set(two) == set(four)  # the state does not grow with the rounds
+    one, two = (run(method, MODEL, DATA, FLEET, rounds=rounds, cohort=4).state.weights for rounds in (1, 2))
+    assert set(one) == set(two)  # the state does not grow with the rounds
     means = [tensor for tensor in MODEL.weights() if tensor.endswith("running_mean")]
-    state = dataclasses.replace(method.init(MODEL), weights=four)
+    state = dataclasses.replace(method.init(MODEL), weights=two)
     for tier in fleet_by_name(FLEET).tiers:
         for patch in method.deploy(state, tier.budget, MODEL).patches:
             untouched = [

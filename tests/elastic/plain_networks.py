@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
@@ -60,37 +61,83 @@ def on_meta(model: ElasticModel) -> ElasticModel:
     return ElasticModel(copy.deepcopy(model.module).to("meta"), model.groups, model.example, model.objective)
 
 
-def from_scratch(model: ElasticModel, cut: Cut, workload: Workload | None = None) -> dict[str, int]:
-    """Every cost of a cut, measured on the plain small network: no shell, no curve, other formulas."""
-    workload = workload or Workload()
+def small_network(model: ElasticModel, cut: Cut) -> nn.Module:
+    """The plain module of a cut, on the meta device."""
     twin = on_meta(model)
-    small = twin.extract(twin.weights(), cut).train()
-    state = {**dict(small.named_parameters()), **dict(small.named_buffers())}
-    parameters = [value for value in small.parameters() if value.requires_grad]
+    return twin.extract(twin.weights(), cut).train()
+
+
+def from_scratch(
+    model: ElasticModel,
+    cut: Cut,
+    workload: Workload,
+    names: Collection[str] = ("params", "macs", "bytes", "memory"),
+) -> dict[str, int]:
+    """Costs of a cut, measured on the plain small network: no shell, no curve, other formulas."""
+    sizes = sizes_from_scratch(model, cut)
+    if "memory" in names:
+        copies = 2 * sizes["held"] + (1 + workload.optimiser_slots) * sizes["trained"]
+        sizes = {**sizes, "memory": copies + saved_from_scratch(model, cut, workload.batch_size)}
+    return {name: sizes[name] for name in names}
+
+
+@cache
+def sizes_from_scratch(model: ElasticModel, cut: Cut) -> dict[str, int]:
+    """What the shapes of the small network's tensors say."""
+    small = small_network(model, cut)
+    tensors = [*small.parameters(), *small.buffers()]
     persistent = {id(value) for value in small.state_dict(keep_vars=True).values()}
-    stored = [value for value in state.values() if id(value) in persistent]
-    recurrent = any(isinstance(layer, nn.RNNBase) for layer in small.modules())
-    macs, saved = _run(small, model, workload.batch_size, imagined=not recurrent)
+    uses = positions(model)
     return {
         "params": sum(value.numel() for value in small.parameters()),
-        "macs": macs,
-        "bytes": _bytes(stored),
-        "memory": 2 * _bytes(list(state.values()))
-        + (1 + workload.optimiser_slots) * _bytes(parameters)
-        + saved,
+        "macs": sum(_macs(layer, uses[path]) for path, layer in small.named_modules() if path in uses),
+        "bytes": _bytes(value for value in tensors if id(value) in persistent),
+        "held": _bytes(tensors),
+        "trained": _bytes(value for value in small.parameters() if value.requires_grad),
     }
 
 
-def _bytes(values: list[Tensor]) -> int:
+def _bytes(values: Iterable[Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in values)
 
 
-def _run(small: nn.Module, model: ElasticModel, batch_size: int, imagined: bool) -> tuple[int, int]:
-    """MACs of one example, counted layer by layer, and the bytes that autograd saves for a batch."""
-    counts: list[int] = []
-    handles = [layer.register_forward_hook(_counter(counts)) for layer in small.modules()]
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if imagined else torch.random.fork_rng(devices=[])
-    with mode:
+@cache
+def positions(model: ElasticModel) -> dict[str, int]:
+    """How often each layer is applied to one example: image positions or steps of a text, which no cut changes."""
+    found: dict[str, int] = {}
+    full = small_network(model, Cut.everything()).eval()
+
+    def note(path: str) -> Any:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+            if isinstance(layer, nn.Conv2d):
+                found[path] = output.shape[2] * output.shape[3]
+            elif isinstance(layer, nn.Linear):
+                found[path] = output[0, ..., 0].numel()
+            elif isinstance(layer, nn.LSTM | Attention):
+                found[path] = inputs[0].shape[1]
+
+        return hook
+
+    for path, layer in full.named_modules():
+        layer.register_forward_hook(note(path))
+    with torch.no_grad():
+        full(model.example[0].to("meta"))
+    return found
+
+
+def _macs(layer: nn.Module, times: int) -> int:
+    if isinstance(layer, Attention):  # every position looks at every other: scores, then a mean of values
+        return times * times * (layer.query.weight.shape[0] + layer.value.weight.shape[0])
+    # Every weight is used once per position, be it of a convolution, of a linear layer or of a gate; so is every bias.
+    return times * sum(value.numel() for value in layer.parameters(recurse=False))
+
+
+@cache
+def saved_from_scratch(model: ElasticModel, cut: Cut, batch_size: int) -> int:
+    """The bytes that autograd saves when the small network is trained on a batch."""
+    small = small_network(model, cut)
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in small.modules())
+    with torch.random.fork_rng(devices=[]) if recurrent else FakeTensorMode(allow_non_fake_inputs=True):
         named = {**dict(small.named_parameters()), **dict(small.named_buffers())}
         weights = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in named.items()}
         for name, value in small.named_parameters():
@@ -111,23 +158,4 @@ def _run(small: nn.Module, model: ElasticModel, batch_size: int, imagined: bool)
         total = sum(tensor.untyped_storage().nbytes() for tensor in kept)
         for workspace in sorted(t.numel() for t in kept if t.dtype == torch.uint8)[:-1]:
             total -= workspace - workspace // 3  # untouched until the layer's turn in the backward pass
-    for handle in handles:
-        handle.remove()
-    assert sum(counts) % batch_size == 0
-    return sum(counts) // batch_size, total
-
-
-def _counter(counts: list[int]) -> Any:
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            counts.append(output.numel() * (layer.weight[0].numel() + (layer.bias is not None)))
-        elif isinstance(layer, nn.LSTM):
-            examples, time, features = inputs[0].shape
-            hidden = layer.hidden_size
-            counts.append(examples * time * (4 * hidden * (features + hidden) + 8 * hidden))
-        elif isinstance(layer, Attention):
-            examples, time, _ = inputs[0].shape
-            sizes = layer.query.weight.shape[0] + layer.value.weight.shape[0]
-            counts.append(examples * time * time * sizes)
-
-    return count
+    return total

@@ -210,7 +210,7 @@ def test_nothing_fits() -> None:
         "(the full model: 25.18 k); it breaks macs too"
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    with pytest.raises(BudgetError, match=r"macs is limited to 1 % \(that is 4.909 k\).* 3.6. times as much"):
+    with pytest.raises(BudgetError, match=r"macs is limited to 1 % \(that is 4.909 k\).* 3.6 times as much"):
         fit(model, Budget(macs="1%"), family="per_group")
 
 
@@ -258,13 +258,13 @@ def test_a_step_time_limit_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_step_time_limit() -> None:
-    module = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 4))
-    model = elastic(module, (torch.zeros(2, 256), torch.arange(2)))
-    budget, workload = Budget(step_time="50%"), Workload(64)
-    result = fit_with_reason(model, budget, align=128, workload=workload)
+    module = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4))
+    model = elastic(module, (torch.zeros(2, 1024), torch.arange(2)))
+    budget, workload = Budget(step_time="60%"), Workload(64)
+    result = fit_with_reason(model, budget, align=512, workload=workload)
     assert result.cost.step_time is not None
     full = model.costs.measure("step_time", model.costs.full, workload)
-    assert result.cost.step_time <= full / 2
+    assert result.cost.step_time <= 0.6 * full
     assert result.binding == ("step_time",)
 
 
@@ -303,7 +303,7 @@ def random_budget(draws: np.random.Generator, model: ElasticModel, workload: Wor
     names = draws.choice([*COSTS, "width"], size=int(draws.integers(1, 4)), replace=False)
     limits: dict[str, Any] = {}
     for name in names:
-        share = Fraction(f"{np.exp(draws.uniform(np.log(0.002), 0)):.6g}")
+        share = Fraction(f"{np.exp(draws.uniform(np.log(0.02), 0)):.6g}")
         absolute = name != "width" and draws.random() < 0.5
         full = model.costs.measure(name, model.costs.full, workload) if absolute else 0
         limits[name] = max(2, int(share * full)) if absolute else share
@@ -323,16 +323,18 @@ def check_fit(
     def breaks(cut: Cut) -> set[str]:
         if not allowed:
             return set()
-        costs = from_scratch(model, cut, workload)
+        costs = from_scratch(model, cut, workload, tuple(allowed))
         return {name for name, limit in allowed.items() if costs[name] > limit}
 
     ceiling = budget.limits.get("width", Fraction(1))
-    try:
-        result = fit_with_reason(model, budget, align, family=family, workload=workload)  # type: ignore[arg-type]
-    except BudgetError as error:
-        smallest = prefix(model.groups, min(ceiling, distinct_widths(model.groups)[0]), align)
-        assert error.limit in breaks(smallest)
+    smallest = prefix(model.groups, min(ceiling, distinct_widths(model.groups)[0]), align)
+    missed = breaks(smallest)
+    if missed:
+        with pytest.raises(BudgetError) as caught:
+            fit(model, budget, align, family=family, workload=workload)  # type: ignore[arg-type]
+        assert caught.value.limit in missed
         return False
+    result = fit_with_reason(model, budget, align, family=family, workload=workload)  # type: ignore[arg-type]
     assert not breaks(result.cut)
     most = prefix(model.groups, ceiling, align)
     assert most.holds(result.cut)
@@ -342,10 +344,10 @@ def check_fit(
         return True
     larger = larger_members(model, result.cut, most, family, align)
     assert larger
-    broken = [breaks(cut) for cut in larger]
-    assert all(broken)
-    assert set().union(*broken) | {"width"} >= set(result.binding)
-    assert set(result.binding) & set().union(*broken)
+    assert all(broken_limits(model, cut, budget, workload) for cut in larger)
+    for cut in larger[:: len(larger) // 3 + 1]:  # up to three of them from scratch
+        assert breaks(cut)
+        assert breaks(cut) <= set(result.binding) <= {*budget.limits}
     return True
 
 
@@ -353,8 +355,12 @@ def larger_members(model: ElasticModel, cut: Cut, most: Cut, family: str, align:
     """The next larger uniform cut, or the cut with any single group grown by one step."""
     counts, ceilings = model.costs.counts(cut), model.costs.counts(most)
     if family == "per_group":
+        steps = [
+            next(n for n in [*each, ceiling] if n > count or n == ceiling)
+            for each, count, ceiling in zip(model.costs.members(align), counts, ceilings, strict=True)
+        ]
         grown = [
-            (*counts[:group], min(count + align, ceilings[group]), *counts[group + 1 :])
+            (*counts[:group], steps[group], *counts[group + 1 :])
             for group, count in enumerate(counts)
             if count < ceilings[group]
         ]
@@ -363,20 +369,19 @@ def larger_members(model: ElasticModel, cut: Cut, most: Cut, family: str, align:
     return [next(m for m in [*members, most] if m != cut and m.holds(cut) and most.holds(m))]
 
 
-def check_network(name: str, small: bool, budgets: int, sampled_growth: int | None = None) -> None:
+def check_network(name: str, small: bool, budgets: int) -> None:
     model = network(name, small)
-    draws = np.random.default_rng([len(name), budgets, *name.encode()])
+    draws = np.random.default_rng([budgets, *name.encode()])
     fitted = 0
     for _ in range(budgets):
-        workload = Workload(
-            int(draws.choice([1, 2, 8, 32]) if not small else draws.choice([2, 5])), int(draws.integers(3))
-        )
+        batch_size = int(draws.choice([2, 5] if small else [2, 8, 32]))
+        workload = Workload(batch_size, optimiser_slots=int(draws.integers(3)))
         budget = random_budget(draws, model, workload)
         family = "uniform" if draws.random() < 0.5 else "per_group"
         align = int(draws.choice([1, 1, 1, 4]))
         full = from_scratch(model, Cut.everything(), workload)
         fitted += check_fit(model, budget, family, align, workload, full)
-    assert budgets // 3 < fitted <= budgets
+    assert 0 < fitted <= budgets
 
 
 def test_every_network_is_checked() -> None:
@@ -385,7 +390,13 @@ def test_every_network_is_checked() -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_fits_are_the_largest_on_small_networks(name: str) -> None:
-    check_network(name, small=True, budgets=8)
+    check_network(name, small=True, budgets=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fits_are_the_largest(name: str) -> None:
+    check_network(name, small=False, budgets=1000)
 
 
 def test_a_model_string_that_does_not_import() -> None:

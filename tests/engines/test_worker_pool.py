@@ -16,6 +16,7 @@ import pytest
 from fedtailor.elastic.cut import Cut
 from fedtailor.engines import worker_process
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.worker import report_failure
 from fedtailor.engines.worker_pool import WorkerPool
 from fedtailor.engines.worker_process import WorkerFailed, WorkerProcess
 from fedtailor.errors import FedtailorError
@@ -180,6 +181,32 @@ def test_a_task_whose_worker_dies_once_is_done_again_with_the_same_seed(habit, p
     method.tell(habit)
     assert_same(expected, there(method, pool))
     assert method.times == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("mistake"), "ValueError: mistake"),
+        (FedtailorError("expected less"), "expected less"),
+        (MemoryError(), None),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+            None,
+        ),
+        (ConnectionResetError(), None),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_what_a_worker_says_before_it_ends(error, told):
+    """A mistake is told, and ends the run as it would without workers; a lack of memory is a death like others."""
+    said: list[str] = []
+
+    class Desk:
+        def put(self, kind, value):
+            said.append(value)
+
+    report_failure(Desk(), type(error), error, None)
+    assert said == ([] if told is None else [told])
 
 
 def test_a_client_whose_workers_die_twice_is_dropped_and_the_round_goes_on(pool, method):

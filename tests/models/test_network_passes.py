@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from fedtailor.client.losses import cross_entropy
 from fedtailor.models import build_model, model_names
 
 SMALL_RESNET = {"widths": (4, 6, 8, 10), "stem": 4}
@@ -109,13 +110,13 @@ def test_every_position_predicts_from_the_past_only(name: str) -> None:
     last, every = build(name).eval(), build(name, predict="every").eval()
     characters = batch(name)
     scores = every(characters)
-    assert scores.shape == (4, CLASSES, 12)
-    torch.testing.assert_close(scores[:, :, -1], last(characters))
+    assert scores.shape == (4, 12, CLASSES)
+    torch.testing.assert_close(scores[:, -1], last(characters))
     changed = characters.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % CLASSES
-    torch.testing.assert_close(every(changed)[:, :, :6], scores[:, :, :6])
-    assert not torch.allclose(every(changed)[:, :, 6], scores[:, :, 6])
-    F.cross_entropy(scores, characters).backward()
+    torch.testing.assert_close(every(changed)[:, :6], scores[:, :6])
+    assert not torch.allclose(every(changed)[:, 6], scores[:, 6])
+    cross_entropy(scores, (characters, characters)).backward()
     traced = fx.symbolic_trace(every)
     assert torch.equal(traced(characters), scores)
 

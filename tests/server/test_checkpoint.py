@@ -102,6 +102,24 @@ def test_a_memory_that_cannot_be_saved_is_named_in_its_first_round():
         at.after(at.state, [update], None)
 
 
+def test_the_deepest_memory_that_is_accepted_can_be_saved():
+    at = first_checkpoint(get_method("fedavg")(), MODEL)
+
+    def nested(depth: int) -> Any:
+        return [nested(depth - 1)] if depth else 1
+
+    accepted = 0
+    for depth in range(40):
+        update = Update(1, 0, 0, Patch({}, Cut.everything()), 1.0, memory={"x": nested(depth)})
+        try:
+            after = at.after(replace(at.state, memory={"x": nested(depth)}), [update], None)
+        except FedtailorError:
+            break
+        accepted += 1
+        assert text(decode_checkpoint(text(after))) == text(after)
+    assert 20 < accepted < 40
+
+
 # The folder
 
 

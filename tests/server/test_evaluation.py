@@ -208,7 +208,7 @@ def test_dynamic_levels_never_stop_a_run():
     data, model = image_data((2,) * 10), cnn_model()
     fleet = fleet_by_name("a1-e9", dynamic=True)
     lonely = 0
-    for round_ in range(12):
+    for round_ in range(6):
         lonely += all(one.tier == "e" for one in fleet.capacity(data.sizes, round_, Seeds(0)))
         state = calibrated(STATIC, model, data, fleet, round_=round_)
         assert evaluate_tiers(STATIC, state, fleet.tiers, model, data.test).keys() == {"a", "e"}

@@ -149,7 +149,7 @@ def test_mean_is_within_one_ulp_of_the_exact_mean(cohort):
         assert bits(value[uncovered]) == bits(old[name][uncovered])
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(cohorts(smallest=2), st.randoms(use_true_random=False))
 def test_order_of_arrival_does_not_change_a_bit(cohort, shuffler: random.Random):
     updates = [sent.update for sent in cohort]
@@ -180,7 +180,7 @@ def test_neither_the_old_weights_nor_the_updates_are_written_to(cohort):
     assert (snapshot(old), [snapshot(update.patch.values) for update in updates]) == before
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(cohorts(smallest=1), st.data())
 def test_a_client_of_weight_zero_changes_nothing(cohort, data):
     updates = [sent.update for sent in cohort]
@@ -205,7 +205,7 @@ def test_uncovered_coordinates_keep_even_nan_and_minus_zero():
     assert bits(merged[0, :1]) == bits(sent.values[f"{CONV2}.weight"][0])
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(cohorts(smallest=1), st.integers(2, 4))
 def test_identical_uploads_come_back_unchanged(cohort, copies):
     sent = cohort[0]

@@ -183,6 +183,13 @@ def test_settled_values_are_what_would_be_read_back(value):
     assert same(settled(value), decode(joined(encode(value))))
 
 
+def test_complex_numbers_that_wait_to_be_conjugated():
+    value = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    assert value.is_conj()
+    assert torch.equal(decode(joined(encode(value))), value.resolve_conj())
+    assert not settled(value).is_conj()
+
+
 def test_settled_tensors_have_no_history_and_the_usual_layout():
     value = torch.randn(2, 3, 4, 5, requires_grad=True).to(memory_format=torch.channels_last)
     kept = settled({"a": (value,)})["a"][0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,20 +15,46 @@ from fedtailor.elastic.patch import Patch
 EVALUATION_BATCH = 256
 
 
-@torch.no_grad()
+Score = tuple[int, dict[str, float]]  # the examples of one batch, and their mean loss and metrics
+
+
 def evaluate_patches(model: ElasticModel, patches: Sequence[Patch], data: Examples) -> dict[str, float]:
     """Mean loss and metrics over the examples; several patches answer with the mean of their outputs."""
-    totals: dict[str, float] = {}
-    for chosen in torch.arange(len(data)).split(EVALUATION_BATCH):
-        batch = data.take(chosen)
+    return mean_score(batch_scores(model, patches, data, batches_of(data)))
+
+
+def batches_of(data: Examples) -> range:
+    """The numbers of the batches in which examples are evaluated."""
+    return range(-(-len(data) // EVALUATION_BATCH))
+
+
+@torch.no_grad()
+def batch_scores(
+    model: ElasticModel, patches: Sequence[Patch], data: Examples, batches: range
+) -> list[Score]:
+    """What some of the batches score."""
+    scores: list[Score] = []
+    for number in batches:
+        first = number * EVALUATION_BATCH
+        batch = data.take(torch.arange(first, min(first + EVALUATION_BATCH, len(data))))
         output = mean_output(model, patches, batch)
         values = {"loss": model.objective.loss(output, batch).item()}
         values.update(
             {name: float(metric(output, batch)) for name, metric in model.objective.metrics.items()}
         )
+        scores.append((batch_size(batch), values))
+    return scores
+
+
+def mean_score(scores: Iterable[Score]) -> dict[str, float]:
+    """The mean over all examples, summed in the order of the batches."""
+    totals: dict[str, float] = {}
+    examples = 0
+    for count, values in scores:
+        examples += count
         for name, value in values.items():
-            totals[name] = totals.get(name, 0.0) + value * batch_size(batch)
-    return {name: total / len(data) for name, total in totals.items()}
+            totals[name] = totals.get(name, 0.0) + value * count
+    return {name: total / examples for name, total in totals.items()}
 
 
 def mean_output(model: ElasticModel, patches: Sequence[Patch], batch: Batch) -> Any:

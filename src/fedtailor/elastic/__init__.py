@@ -11,7 +11,7 @@ from torch import nn
 
 from fedtailor.client.losses import Objective
 from fedtailor.data.batches import Batch
-from fedtailor.elastic.build import Wishes, build
+from fedtailor.elastic.candidates import Wishes, choose
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.rules import Operand, Site, TraceError, function_rule, layer_rule
 
@@ -39,7 +39,7 @@ def elastic(
     in multiples of what: one number for all groups, or one for each layer named. ``on_unknown="keep"`` leaves
     channels that reach an operation without a rule uncut instead of refusing.
     """
-    return build(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple))
+    return choose(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple))
 
 
 class _CallablePackage(ModuleType):

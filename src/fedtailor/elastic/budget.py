@@ -93,7 +93,7 @@ class _Search:
                 "out single weights keep to a density"
             )
         self.model, self.align, self.workload = model, align, workload
-        self.full = model.costs.full
+        self.full, self.members = model.costs.full, model.costs.members(align)
         self.ceiling = Fraction(budget.width) if budget.width is not None else Fraction(1)
         self.limits = _cost_limits(budget)
         for name in self.limits:
@@ -125,7 +125,8 @@ class _Search:
         )
 
     def counts(self, width: Fraction) -> Counts:
-        return tuple(kept(width, full, self.align) for full in self.full)
+        wanted = (kept(width, full) for full in self.full)
+        return tuple(each[bisect_left(each, count)] for each, count in zip(self.members, wanted, strict=True))
 
     def uniform(self) -> tuple[Fraction, tuple[str, ...]]:
         """The widest width that fits, and the limits that the next one breaks."""
@@ -153,9 +154,9 @@ class _Search:
                 if counts != larger or counts[group] == ceilings[group]:
                     growing.remove(group)
         steps = [
-            _with(counts, g, min(c + self.align, ceilings[g]))
-            for g, c in enumerate(counts)
-            if c < ceilings[g]
+            _with(counts, group, self.members[group][bisect_right(self.members[group], count)])
+            for group, count in enumerate(counts)
+            if count < ceilings[group]
         ]
         broken = {name for larger in steps for name in self.broken(larger)}
         if any(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from fedtailor.data.batches import inputs_of
@@ -11,6 +11,7 @@ from fedtailor.elastic.cost import Cost, examples_in
 from fedtailor.elastic.curves import Counts, Curve, of_tensors, recorded, total
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.memory import Workload, imagined_parts, saved_parts
+from fedtailor.elastic.selections import units_of
 from fedtailor.elastic.timing import step_time
 
 if TYPE_CHECKING:
@@ -39,9 +40,27 @@ class Costing:
             "held": of_tensors(groups, sizes.items()),
             "trained": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.trainable)),
         }
+        self._members: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._recorded: dict[str, Curve | None] = {}
         self._imaginable = False  # whether tensors without memory show what autograd saves
         self._remembered: dict[tuple[object, ...], int] = {}
+
+    def members(self, align: int = 1) -> tuple[tuple[int, ...], ...]:
+        """For each elastic group the numbers of units that a cut may keep, ascending."""
+        if align not in self._members:
+            groups = self._model.groups
+            self._members[align] = tuple(
+                tuple(
+                    sorted(
+                        {
+                            units_of(groups, group, Fraction(count, full), align)
+                            for count in range(1, full + 1)
+                        }
+                    )
+                )
+                for group, full in zip(groups.elastic, self.full, strict=True)
+            )
+        return self._members[align]
 
     def counts(self, cut: Cut) -> Counts:
         """How many units of each elastic group a cut keeps."""
@@ -94,16 +113,19 @@ class Costing:
         if limit in self._recorded or limit not in ("macs", "memory"):
             return
         # The curve must agree with a count where every group keeps another share of its units: 20 % to 80 %.
-        checked = tuple(ceil(width * (2 + group % 7) / 10) for group, width in enumerate(self.full))
+        allowed = self.members()
+        checked = tuple(each[len(each) * (2 + group % 7) // 10] for group, each in enumerate(allowed))
+        lower = tuple(each[-2:][0] for each in allowed)
         if limit == "macs":
-            curve = recorded(lambda counts: self._model.products(self.cut(counts)), self.full)
+            curve = recorded(lambda counts: self._model.products(self.cut(counts)), self.full, lower)
             exact = curve is not None and curve.at(checked) == self._products(checked)
             self._recorded["macs"] = curve if exact else None
             return
         real = total(saved_parts(self._model, self.cut(checked), CHECKED_BATCH))
         try:
             self._imaginable = total(self._imagined((*checked, CHECKED_BATCH))) == real
-            curve = recorded(self._imagined, (*self.full, CHECKED_BATCH + 1)) if self._imaginable else None
+            sizes = (*self.full, CHECKED_BATCH + 1), (*lower, CHECKED_BATCH)
+            curve = recorded(self._imagined, *sizes) if self._imaginable else None
         except (RuntimeError, TypeError, ValueError):  # code that looks at values cannot run without them
             self._imaginable, curve = False, None
         exact = curve is not None and curve.at((*checked, CHECKED_BATCH)) == real

@@ -40,29 +40,30 @@ class Curve:
         return int(self.times @ sizes.prod(axis=1))
 
 
-def recorded(run: Callable[[Counts], list[Sizes]], full: Counts) -> Curve | None:
-    """The curve behind ``run``, from a run at ``full`` and a few runs with some variables lowered by one.
+def recorded(run: Callable[[Counts], list[Sizes]], full: Counts, lower: Counts) -> Curve | None:
+    """The curve behind ``run``, from a run at ``full`` and a few runs with some variables at their ``lower`` value.
 
     ``None`` where the runs do not consist of the same parts, as they must. A size that is not linear goes
     unnoticed here: compare the curve with a run at a point where every variable differs.
     """
     base = _table(run(full))
-    moving = [variable for variable, value in enumerate(full) if value >= 2]  # the others never vary
+    steps = np.asarray(full, dtype=np.int64) - np.asarray(lower, dtype=np.int64)
+    moving = np.flatnonzero(steps)  # the others never vary
     for codes in (_codes(len(moving)), np.eye(len(moving), dtype=np.int64)):
-        lowered = [_table(run(_lowered(full, moving, code))) for code in codes]
+        lowered = [_table(run(_lowered(full, moving, code * steps[moving]))) for code in codes]
         if any(table.shape != base.shape for table in lowered):
             return None
-        found = _decoded(codes, np.array([base - table for table in lowered]).reshape(-1, *base.shape))
-        if found is not None:
+        drops = _decoded(codes, np.array([base - table for table in lowered]).reshape(-1, *base.shape))
+        if drops is not None:
             slopes = np.zeros((*base.shape, len(full)), dtype=np.int64)
-            slopes[:, :, moving] = found
+            slopes[:, :, moving] = drops // steps[moving]
             return _merged(base - slopes @ np.asarray(full, dtype=np.int64), slopes)
     return None
 
 
-def _lowered(full: Counts, moving: list[int], code: Indices) -> Counts:
+def _lowered(full: Counts, moving: Indices, by: Indices) -> Counts:
     counts = np.asarray(full, dtype=np.int64)
-    counts[moving] -= code
+    counts[moving] -= by
     return tuple(counts.tolist())
 
 
@@ -79,13 +80,13 @@ def _codes(variables: int) -> Indices:
 
 
 def _decoded(codes: Indices, drops: Indices) -> Indices | None:
-    """The slope of every size in every variable; ``None`` where a size depends on several and the codes mix them."""
+    """How far each size drops with each variable; ``None`` where a size has several and the codes mix them."""
     if len(codes) == codes.shape[1] and np.array_equal(codes, np.eye(len(codes))):
         return np.moveaxis(drops, 0, -1)
     largest = drops.max(axis=0)
     matches = [(drops == code[:, None, None] * largest).all(axis=0) & (largest > 0) for code in codes.T]
-    slopes = np.stack(matches, axis=-1) * largest[:, :, None]
-    return slopes if ((slopes > 0).any(axis=-1) == (drops != 0).any(axis=0)).all() else None
+    drop = np.stack(matches, axis=-1) * largest[:, :, None]
+    return drop if ((drop > 0).any(axis=-1) == (drops != 0).any(axis=0)).all() else None
 
 
 def of_tensors(groups: ChannelGroups, tensors: Iterable[tuple[str, int]]) -> Curve:

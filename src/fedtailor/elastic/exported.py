@@ -28,6 +28,11 @@ def export(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], prob
             warnings.simplefilter("ignore")  # about attributes that layers set in forward, on a copy
             program = torch.export.export(root, copied(tuple(args)), copied(dict(kwargs)), strict=False)
             network = program.module(check_guards=False)
+            assert isinstance(network, fx.GraphModule)
+            known = {path for path, layer in root.named_modules() if type(layer) in LAYER_RULES}
+            for node in network.graph.nodes:
+                _prepare(node, network, root, known)
+            return network.graph
     except (
         RuntimeError, ValueError, TypeError, AttributeError, AssertionError, LookupError, SpecViolationError,
     ) as error:  # fmt: skip
@@ -37,11 +42,6 @@ def export(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], prob
             f"{first[0] if first else ''}). Move the code that needs the values of tensors into a layer of its own and "
             "register a rule for it with fedtailor.elastic.layer_rule"
         ) from error
-    assert isinstance(network, fx.GraphModule)
-    known = {path for path, layer in root.named_modules() if type(layer) in LAYER_RULES}
-    for node in network.graph.nodes:
-        _prepare(node, network, root, known)
-    return network.graph
 
 
 def _prepare(node: fx.Node, network: fx.GraphModule, root: nn.Module, known: set[str]) -> None:

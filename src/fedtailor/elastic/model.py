@@ -14,16 +14,26 @@ from torch.func import functional_call
 
 from fedtailor.client.losses import Objective
 from fedtailor.data.batches import Batch, inputs_of
+from fedtailor.elastic.copies import named_tensors, weightless
 from fedtailor.elastic.cost import Cost, Sizes, products
 from fedtailor.elastic.costing import Costing
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.explain import explain
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.elastic.memory import Workload
-from fedtailor.elastic.patch import Patch, Where, gather, kept_positions, scatter, where_inside, where_of
+from fedtailor.elastic.patch import (
+    WHOLE,
+    Patch,
+    Where,
+    gather,
+    kept_positions,
+    prefix_shape,
+    scatter,
+    where_inside,
+    where_of,
+)
 from fedtailor.elastic.rewrite import SizedGraph, plain_graph
 from fedtailor.elastic.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
-from fedtailor.elastic.trace import named_tensors, weightless
 from fedtailor.errors import FedtailorError
 
 Weights = dict[str, Tensor]
@@ -52,7 +62,7 @@ class ElasticModel:
         self.module = module
         self.groups = groups
         self.notes = tuple(notes)  # for ``explain``: what tracing met on the way
-        self._template = weightless(module) if network is None else network
+        self._network = network
         self.example = example
         self.objective = objective or Objective()
         persistent = set(module.state_dict(keep_vars=True))
@@ -67,7 +77,8 @@ class ElasticModel:
             for name in ("running_mean", "running_var", "num_batches_tracked")
         )
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
-        self._shell = Shell(copy.deepcopy(self._template), groups)
+        self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
+        self._plans: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
         self.costs = Costing(self)
 
@@ -89,9 +100,18 @@ class ElasticModel:
 
     def cut(self, weights: Mapping[str, Tensor], cut: Cut, names: Collection[str] | None = None) -> Patch:
         """Take the values at ``cut`` out of the full weights; only those tensors that are in ``names``, if given."""
-        table = self.table(cut)
-        wanted = [name for name in table if name in weights and (names is None or name in names)]
-        return Patch({name: gather(weights[name], table[name]) for name in wanted}, cut)
+        values = {}
+        for name, where, shape in self._plan(cut):
+            if name not in weights or (names is not None and name not in names):
+                continue
+            full = weights[name]
+            if not where:  # the whole tensor
+                values[name] = full.clone()
+            elif shape and not full.requires_grad:  # a prefix: one view instead of one for each axis
+                values[name] = full.as_strided(shape, full.stride()).clone()
+            else:
+                values[name] = gather(full, where)
+        return Patch(values, cut)
 
     def place(self, weights: Mapping[str, Tensor], patch: Patch) -> Weights:
         """The full weights with the patch written back; tensors that the patch does not hold are shared."""
@@ -138,7 +158,7 @@ class ElasticModel:
         args, kwargs = inputs_of(batch)
         shell = self._shell.fit(cut, mode, weights)
         with self._shell.altered(scale if mode == "train" else None, replace):
-            return functional_call(shell, self._complete(weights, cut), args, kwargs, tie_weights=False)
+            return functional_call(shell, self.complete(weights, cut), args, kwargs, tie_weights=False)
 
     def shell(self, cut: Cut) -> nn.Module:
         """The module without weights at the sizes of a cut; the next call of ``forward`` resizes it."""
@@ -147,7 +167,7 @@ class ElasticModel:
     @property
     def own_class(self) -> bool:
         """Whether pieces are of the user's own class; if not, they run the traced graph of its ``forward``."""
-        return not isinstance(self._template, SizedGraph)
+        return self._network is None
 
     def explain(self) -> str:
         """A report for people: what can shrink, what cannot and why, and how much of the model that is."""
@@ -169,13 +189,13 @@ class ElasticModel:
             raise FedtailorError(
                 f"the patch has no values for {', '.join(missing[:3])}: it cannot run by itself"
             )
-        small = copy.deepcopy(self._template)
+        small: nn.Module = weightless(self.module) if self._network is None else copy.deepcopy(self._network)
         resize(small, self.groups, patch.cut)
         if isinstance(small, SizedGraph):
             small = plain_graph(small, list(self.constants)).train(self.module.training)
         parameters = dict(self.module.named_parameters())
         made: dict[str, Tensor] = {}
-        for name, value in self._complete(patch.values, patch.cut).items():
+        for name, value in self.complete(patch.values, patch.cut).items():
             first = self.groups.ties.get(name, name)
             if first not in made:
                 new = value.detach().clone()
@@ -202,12 +222,12 @@ class ElasticModel:
         """The matrix products and bias additions of one forward pass of the example, as sizes to be multiplied."""
         patch = self.cut(self._shapes(), cut)
         shell = self._shell.fit(cut, "eval", patch.values)
-        return products(shell, self._complete(patch.values, cut, device="meta"), *inputs_of(self.example))
+        return products(shell, self.complete(patch.values, cut, device="meta"), *inputs_of(self.example))
 
     def _shapes(self) -> Weights:
         return {name: value.to("meta") for name, value in named_tensors(self.module).items()}
 
-    def _complete(self, weights: Mapping[str, Tensor], cut: Cut, device: str | None = None) -> Weights:
+    def complete(self, weights: Mapping[str, Tensor], cut: Cut, device: str | None = None) -> Weights:
         """Held weights, the constants at the same cut, and the second names of shared tensors."""
         table = self.table(cut)
         values = {name: value for name, value in weights.items() if name in table}
@@ -218,6 +238,22 @@ class ElasticModel:
             **values,
             **{second: values[first] for second, first in self.groups.ties.items() if first in values},
         }
+
+    def _plan(self, cut: Cut) -> list[tuple[str, Where, tuple[int, ...]]]:
+        """How each tensor is taken out of the full weights: its place, and its shape where that is a prefix."""
+        if cut not in self._plans:
+            lengths = {name: [e.length for e in extents] for name, extents in self.groups.extents.items()}
+            self._plans[cut] = [
+                (
+                    name,
+                    () if all(index == WHOLE for index in where) else where,
+                    prefix_shape(where, lengths[name]),
+                )
+                for name, where in self.table(cut).items()
+            ]
+            if len(self._plans) > CACHED_INDICES:
+                self._plans.popitem(last=False)
+        return self._plans[cut]
 
     def table(self, cut: Cut, outer: Cut | None = None) -> dict[str, Where]:
         """Where each tensor of the model lies at a cut (inside ``outer``, if given).

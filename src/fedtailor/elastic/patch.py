@@ -85,6 +85,14 @@ def gather(tensor: Tensor, where: Where) -> Tensor:
     return view.clone() if view._is_view() or view is tensor else view
 
 
+def prefix_shape(where: Where, full: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the part at ``where`` if it is a prefix; empty if positions are listed or all is kept."""
+    stops = [index.stop if isinstance(index, slice) else -1 for index in where]
+    if -1 in stops or all(stop is None for stop in stops):
+        return ()
+    return tuple(length if stop is None else stop for stop, length in zip(stops, full, strict=True))
+
+
 def scatter_index(tensor: Tensor, where: Where) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A view of ``tensor`` and an index into it that together address ``where`` for reading and writing.
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import Indices
 from fedtailor.elastic.rules import Operand
-from fedtailor.elastic.trace import Traced
+from fedtailor.elastic.trace import Recording, Traced
 from fedtailor.elastic.tracer import FACTORIES, fetch, inputs_by_name
 
 ATTENTION = "scaled_dot_product_attention"
@@ -29,13 +29,17 @@ ATTENTION = "scaled_dot_product_attention"
 class Reference:
     """Runs the traced graph at full size with masked weights."""
 
-    def __init__(self, traced: Traced, small: nn.Module, cut: Cut, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, traced: Traced, recording: Recording, small: nn.Module, cut: Cut, weights: Mapping[str, Tensor]
+    ) -> None:
         """``small`` is the shell at the sizes of ``cut``; ``weights`` are full and may lack second names."""
         self.traced = traced
+        self.recording = recording
         self.small = small
         self.dropped = traced.solution.dropped(cut.channels)
-        self.full = {name: self._masked(name, value) for name, value in weights.items()}
-        self.cut = {name: self._cut(name, value) for name, value in weights.items()}
+        self.weights = weights
+        room = dict([*recording.network.named_parameters(), *recording.network.named_buffers()])
+        self.full = {name: self._masked(name, value, room.get(name)) for name, value in weights.items()}
         self.values: dict[fx.Node, Any] = {}  # of the masked full module
         self.numbers: dict[
             fx.Node, Any
@@ -46,7 +50,7 @@ class Reference:
         """All tensors of the output, in order."""
         leaves = iter(tree_leaves((args, dict(kwargs))))
         by_name = inputs_by_name(module, args, kwargs)
-        for node in self.traced.network.graph.nodes:
+        for node in self.recording.network.graph.nodes:
             if node.op == "output":
                 return [
                     v for v in tree_leaves(fx.node.map_arg(node.args, self._value)) if isinstance(v, Tensor)
@@ -65,7 +69,7 @@ class Reference:
     def _run(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return self._attribute(node)
-        known, mode = self.traced.labels.get(node), self.traced.notes.modes.get(node)
+        known, mode = self.recording.labels.get(node), self.traced.notes.modes.get(node)
         if not any(isinstance(leaf, Operand) for leaf in tree_leaves(known)) and node.op != "call_module":
             self.numbers[node] = self._call(node, self._number)
             return self._call(node, self._value)
@@ -77,10 +81,10 @@ class Reference:
 
     def _attribute(self, node: fx.Node) -> Any:
         name = str(node.target)
-        if name in self.traced.sizes:
-            self.numbers[node] = int(self._kept(self.traced.sizes[name]).sum())
+        if name in self.recording.sizes:
+            self.numbers[node] = int(self._kept(self.recording.sizes[name]).sum())
         first = self.traced.groups.ties.get(name, name)
-        return self.full[first] if first in self.full else fetch(self.traced.network, name)
+        return self.full[first] if first in self.full else fetch(self.recording.network, name)
 
     def _call(self, node: fx.Node, of: Callable[[fx.Node], Any]) -> Any:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), of)
@@ -89,7 +93,7 @@ class Reference:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if ATTENTION in str(node.target) and kwargs.get("scale") is None and len(args) < 8:
-            query: Operand = self.traced.labels[node.args[0]]  # type: ignore[index]
+            query: Operand = self.recording.labels[node.args[0]]  # type: ignore[index]
             kwargs = {**kwargs, "scale": 1 / math.sqrt(self._shape(query)[-1])}
         if node.target in FACTORIES and kwargs.get("device") is None:
             kwargs = {**kwargs, "device": self._device()}
@@ -97,14 +101,14 @@ class Reference:
 
     def _layer(self, node: fx.Node, args: Any, kwargs: Any, small: bool) -> Any:
         path = str(node.target)
-        source = self.cut if small else self.full
-        owner = self.small if small else self.traced.network
+        owner = self.small if small else self.recording.network
         layer = owner.get_submodule(path)
         ties = self.traced.groups.ties
         names = [name for name, _ in [*layer.named_parameters(), *layer.named_buffers()]]
-        held = {name: source[ties.get(f"{path}.{name}", f"{path}.{name}")] for name in names}
+        firsts = {name: ties.get(f"{path}.{name}", f"{path}.{name}") for name in names}
+        held = {name: self._cut(first) if small else self.full[first] for name, first in firsts.items()}
         if isinstance(layer, nn.MultiheadAttention):
-            held = self._rescaled(layer, held, self.traced.labels[node.args[0]])  # type: ignore[index]
+            held = self._rescaled(layer, held, self.recording.labels[node.args[0]])  # type: ignore[index]
         return functional_call(layer, held, args, kwargs, tie_weights=False)
 
     def _rescaled(
@@ -125,7 +129,7 @@ class Reference:
         """As the small network has it."""
         if node in self.numbers:
             return self.numbers[node]
-        known = self.traced.labels.get(node)
+        known = self.recording.labels.get(node)
         return self._map(
             self.values[node], known, lambda x, held: x.new_empty(self._shape(held), device="meta")
         )
@@ -138,13 +142,13 @@ class Reference:
         """Tensors with zeros in dropped channels, numbers of the small network."""
         if node in self.numbers:
             return self.numbers[node]
-        return self._map(self.values[node], self.traced.labels.get(node), self._zeroed)
+        return self._map(self.values[node], self.recording.labels.get(node), self._zeroed)
 
     def _gathered(self, node: fx.Node) -> Any:
         """The kept channels of tensors, numbers of the small network."""
         if node in self.numbers:
             return self.numbers[node]
-        return self._map(self.values[node], self.traced.labels.get(node), self._picked)
+        return self._map(self.values[node], self.recording.labels.get(node), self._picked)
 
     def _picked(self, x: Tensor, known: Operand) -> Tensor:
         for dim, labels in enumerate(known.labels):
@@ -205,13 +209,15 @@ class Reference:
                 )
         return found
 
-    def _masked(self, name: str, value: Tensor) -> Tensor:
-        masked = value.clone()
+    def _masked(self, name: str, value: Tensor, room: Tensor | None) -> Tensor:
+        """The value with zeros in dropped channels, written into ``room`` (fresh memory is dear)."""
+        masked = value.clone() if room is None else room.detach().copy_(value)
         for dim, _, gone in self._axes(name, value):
             masked.index_fill_(dim, gone.to(value.device), 0)
         return masked
 
-    def _cut(self, name: str, value: Tensor) -> Tensor:
+    def _cut(self, name: str) -> Tensor:
+        value = self.weights[name]
         for dim, kept, _ in self._axes(name, value):
             value = value.index_select(dim, kept.to(value.device))
         return value

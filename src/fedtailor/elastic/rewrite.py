@@ -133,7 +133,8 @@ def _with(holder: Any, path: tuple[Any, ...], value: Any) -> Any:
 class SizedGraph(fx.GraphModule):
     """A traced network whose sizes are attributes, so that one graph serves every width.
 
-    ``fx.GraphModule`` would trace its own code anew when it is unpickled and freeze the sizes; this keeps its nodes.
+    ``fx.GraphModule`` would trace its own code anew when it is unpickled, and freeze the sizes; this one keeps its
+    nodes.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -174,6 +174,7 @@ class Site:
             return
         if isinstance(value, int):
             self.notes.literals.append(LiteralSize(self.node, path, labels, value, self.place))
+            self.units.parts.append(labels)
         elif isinstance(value, fx.Node):
             for axis in self.notes.sources.get(value, ()):
                 self._computed(axis, labels)

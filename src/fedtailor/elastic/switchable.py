@@ -52,6 +52,15 @@ class Switchable(nn.Module):
             for name, value in values.items():
                 self.register_buffer(_buffer(name, tag), value.detach().clone())
         self.width = next(reversed(self.cuts))
+        outer = self.cuts[self.width]
+        self.places = {
+            tag: {
+                name: where_inside(groups.extents[name], outer, cut, groups.widths)
+                for name in named_tensors(full)
+            }
+            for tag, cut in self.cuts.items()
+            if cut != outer
+        }
         # Outside the registered modules: its tensors are parts of the others and must not be saved twice.
         object.__setattr__(self, "_active", copy.deepcopy(self.full))
         self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
@@ -68,11 +77,11 @@ class Switchable(nn.Module):
         tag = str(as_width(width))
         if tag not in self.cuts:
             raise unknown("width", tag, self.cuts)
-        outer, inner = next(reversed(self.cuts.values())), self.cuts[tag]
-        resize(self._active, self.groups, inner)
+        resize(self._active, self.groups, self.cuts[tag])
+        places = self.places.get(tag)
         tensors, parameters = named_tensors(self.full), dict(self.full.named_parameters())
         own = {name: self.get_buffer(_buffer(name, tag)) for name in self.statistics[tag]}
-        values = {name: self._part(name, value, outer, inner) for name, value in tensors.items()} | own
+        values = {n: gather(value, places[n]) if places else value for n, value in tensors.items()} | own
         for second, first in self.groups.ties.items():
             values[second] = values[first]
         for name, value in values.items():
@@ -87,11 +96,6 @@ class Switchable(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the network at the current width."""
         return self._active(*args, **kwargs)
-
-    def _part(self, name: str, value: Tensor, outer: Cut, inner: Cut) -> Tensor:
-        if inner == outer:
-            return value
-        return gather(value, where_inside(self.groups.extents[name], outer, inner, self.groups.widths))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Switchable:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -2,29 +2,29 @@
 
 The module is recorded with ``torch.fx`` (``tracer.py``), or with ``torch.export`` where its code cannot be followed
 (``exported.py``). Next to every value of the graph runs an array of unit numbers per axis, which the rules carry
-from node to node (``labels.py``, ``rulebook.py``). What was tied on the way becomes channel groups (``units.py``).
+from node to node (``labels.py``, ``rulebook/``). What was tied on the way becomes channel groups (``units.py``).
 The user's module is never touched: all of this happens on a copy.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
+from torch import fx, nn
 
 import fedtailor.elastic.rulebook  # noqa: F401  (fills the tables of rules)
+from fedtailor.elastic.copies import named_tensors as named_tensors
+from fedtailor.elastic.copies import recordable, refuse_unfinished, shared_names
 from fedtailor.elastic.exported import export
 from fedtailor.elastic.groups import ChannelGroups, Extent, Indices
 from fedtailor.elastic.labels import Labeller
 from fedtailor.elastic.rewrite import training_switches, write_sizes
-from fedtailor.elastic.rules import LAYER_RULES, Notes, TraceError
-from fedtailor.elastic.tracer import Answer, CannotFollowError, Tracer, copied, inputs_by_name
+from fedtailor.elastic.rules import Notes, TraceError
+from fedtailor.elastic.tracer import Answer, CannotFollowError, ExampleError, Tracer, copied, inputs_by_name
 from fedtailor.elastic.units import Solution, Units, solve
 from fedtailor.errors import FedtailorError, unknown
 
@@ -37,22 +37,28 @@ class Annotations:
     tie: Sequence[tuple[str, str]] = ()  # pairs of layers whose output channels shrink together
 
 
-@dataclass
+@dataclass(frozen=True)
+class Recording:
+    """A recorded ``forward``, and what is known about every node of it."""
+
+    network: fx.GraphModule  # sizes that the code gives as numbers are attributes of it
+    labels: Mapping[fx.Node, Any]  # node -> its value for the example, tensors as operands
+    sizes: Mapping[str, Indices]  # attribute of ``network`` -> the axis whose kept positions it counts
+
+
+@dataclass(frozen=True)
 class Traced:
-    """A traced module: its groups, and what the check needs to know about every node."""
+    """A traced module: its groups, and what the check needs to know."""
 
     solution: Solution
-    network: fx.GraphModule  # without weights; sizes that the code gives as numbers are attributes of it
-    labels: dict[fx.Node, Any]  # node -> its value for the example, tensors as operands
+    evaluation: Recording
+    training: Recording | None  # where training is more than evaluation with other numbers
     notes: Notes
     units: Units
     shapes: Mapping[str, tuple[int, ...]]
-    sizes: dict[str, Indices]  # attribute of ``network`` -> the axis whose kept positions it counts
     obstacle: str  # why the graph cannot stand in for the user's class; empty if it can
-    exported: bool = False  # whether torch.export had to help
-    literals: list[str] = field(
-        default_factory=list
-    )  # places where the code gives a size that must follow a cut
+    exported: bool  # whether torch.export had to help
+    literals: tuple[str, ...]  # places where the code gives a size that must follow a cut
 
     @property
     def groups(self) -> ChannelGroups:
@@ -61,21 +67,17 @@ class Traced:
 
     def extents(self) -> dict[str, Extent]:
         """The sizes in the graph that follow a cut, by the name of their attribute."""
-        elastic = set(self.groups.elastic)
-        found = {
-            name: self.solution.layout.extent(axis, len(axis), name) for name, axis in self.sizes.items()
-        }
+        elastic, layout = set(self.groups.elastic), self.solution.layout
+        found = {name: layout.extent(axis, len(axis), name) for name, axis in self.evaluation.sizes.items()}
         return {name: e for name, e in found.items() if any(axis.group in elastic for axis in e.axes)}
 
     def without_literals(self) -> Traced:
         """The same module with every channel fixed that a literal size counts."""
         for literal in self.notes.literals:
-            self.units.fix(
-                literal.labels,
-                f"has the literal size {literal.value} in {literal.place}; write -1 or x.size()",
-            )
+            reason = f"has the literal size {literal.value} in {literal.place}; write -1 or x.size()"
+            self.units.fix(literal.labels, reason)
         solution = solve(self.units, self.shapes, self.groups.ties)
-        return replace(self, solution=solution, literals=[])
+        return replace(self, solution=solution, literals=())
 
 
 def trace(
@@ -84,124 +86,104 @@ def trace(
     kwargs: Mapping[str, Any],
     on_unknown: str = "error",
     annotations: Annotations | None = None,
+    doubt: str = "",
 ) -> Traced:
     """Trace ``module``; ``args`` and ``kwargs`` are an example of its inputs.
 
-    ``on_unknown="keep"`` leaves channels that reach an operation without a rule uncut instead of refusing.
+    ``on_unknown="keep"`` leaves channels that reach an operation without a rule uncut instead of refusing. ``doubt``
+    says why ``torch.export`` should be used at once.
     """
-    _refuse_unfinished(module)
-    inputs = inputs_by_name(module, *copied((tuple(args), dict(kwargs))))
-    shared = shared_names(module)
-    notes, units, exported = Notes(), Units(), False
-    try:
-        tracer, root = Tracer(inputs), _in_mode(duplicate(module), training=False)
-        graph, answers = tracer.record(root), tracer.answers
-        obstacle, others = _in_training(module, inputs, graph) if tracer.asked_mode else ("", [])
-    except CannotFollowError as problem:
-        root = duplicate(module).eval()
-        graph = export(root, args, kwargs, str(problem))
-        answers, others, exported = [], [], True
-        obstacle = f"torch.fx cannot follow forward ({problem})"
-    labeller = Labeller(root, units, notes, shared)
-    labeller.run(graph)
-    obstacle = obstacle or _open_answer(labeller, answers)
-    for other_root, other in others:
-        Labeller(other_root, units, notes, shared).run(other)
+    refuse_unfinished(module)
+    units, notes, shared = Units(), Notes(), shared_names(module)
+    found = _export(module, args, kwargs, doubt) if doubt else _record(module, args, kwargs)
+    labellers = [Labeller(root, units, notes, shared) for root, _ in found.recorded]
+    for labeller, (_, graph) in zip(labellers, found.recorded, strict=True):
+        labeller.run(graph)
+    obstacle = found.obstacle or _open_answer(labellers[0], found.answers)
     _annotate(units, annotations or Annotations(), module)
-    if on_unknown == "keep":
-        for site, reaching in notes.unknown:
-            for labels in reaching:
-                units.fix(labels, f"reaches {site.place}, which has no rule")
-    sizes = write_sizes(graph, root, [literal for literal in notes.literals if literal.node.graph is graph])
-    shapes_of = {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items()}
-    for (tensor, _), axis in units.axes.items():
-        if tensor not in shapes_of:
-            units.fix(axis, f"lies on {tensor}, which is neither a parameter nor a buffer")
-    solution = solve(units, shapes_of, shared)
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items()}
+    _fix_the_rest(units, notes, shapes, on_unknown)
+    solution = solve(units, shapes, shared)
     _refuse_unknown(notes, solution)
-    traced = Traced(
+    elastic = set(solution.groups.elastic)
+    literals = {
+        f"{literal.place}: {literal.value}"
+        for literal in notes.literals
+        if elastic & set(solution.layout.groups_on([literal.labels]))
+    }
+    recordings = []
+    for labeller, (root, graph) in zip(labellers, found.recorded, strict=True):
+        sizes = write_sizes(
+            graph, root, [literal for literal in notes.literals if literal.node.graph is graph]
+        )
+        recordings.append(Recording(fx.GraphModule(root, graph), labeller.known, sizes))
+    evaluation, *training = recordings
+    return Traced(
         solution,
-        fx.GraphModule(root, graph),
-        labeller.known,
+        evaluation,
+        training[0] if training else None,
         notes,
         units,
-        shapes_of,
-        sizes,
+        shapes,
         obstacle,
-        exported,
+        found.exported,
+        tuple(sorted(literals)),
     )
-    elastic = set(solution.groups.elastic)
-    traced.literals += sorted(
-        {
-            f"{found.place}: {found.value}"
-            for found in notes.literals
-            if elastic & set(solution.layout.groups_on([found.labels]))
-        }
-    )
-    return traced
 
 
-def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, shared tensors once."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+@dataclass(frozen=True)
+class _Found:
+    """What recording brought: graphs with the copies that they were made from, evaluation first."""
+
+    recorded: tuple[tuple[nn.Module, fx.Graph], ...]
+    answers: Sequence[Answer] = ()
+    obstacle: str = ""
+    exported: bool = False
 
 
-def shared_names(module: nn.Module) -> dict[str, str]:
-    """Second and later names of shared tensors, each with the first name."""
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    both = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    for name, tensor in both:
-        known = first.setdefault(id(tensor), name)
-        if known != name:
-            tied[name] = known
-    return tied
-
-
-def weightless(module: nn.Module) -> nn.Module:
-    """A copy of the module with all parameters and buffers on ``meta``: its structure without its memory."""
-    return duplicate(module, lambda value: torch.empty_like(value, device="meta", requires_grad=False))
-
-
-def duplicate(
-    module: nn.Module, tensor: Callable[[Tensor], Tensor] = lambda value: value.detach().clone()
-) -> nn.Module:
-    """A copy of the module without gradients, its tensors made by ``tensor``."""
-    memo: dict[int, Any] = {}
-    for value in [*module.parameters(), *module.buffers()]:
-        made = tensor(value)
-        memo[id(value)] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
+def _record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
+    inputs = inputs_by_name(module, tuple(args), kwargs)
+    tracer, root = Tracer(copied(inputs)), recordable(module, training=False)
     try:
-        return copy.deepcopy(module, memo)
-    except (RuntimeError, TypeError) as error:
-        raise TraceError(f"{type(module).__name__} cannot be copied with copy.deepcopy: {error}") from error
-
-
-def _refuse_unfinished(module: nn.Module) -> None:
-    for name, value in [*module.named_parameters(), *module.named_buffers()]:
-        if is_lazy(value):
-            raise TraceError(
-                f"{name} is built lazily and has no size yet: call the module once on the example batch, then trace it"
-            )
-
-
-def _in_mode(module: nn.Module, training: bool) -> nn.Module:
-    """Set the mode of the user's own modules; PyTorch's layers stay in evaluation (norms refuse a batch of one)."""
-    module.eval()
-    for part in module.modules():
-        part.training = training and type(part) not in LAYER_RULES
-    return module
-
-
-def _in_training(
-    module: nn.Module, inputs: Mapping[str, Any], graph: fx.Graph
-) -> tuple[str, list[tuple[nn.Module, fx.Graph]]]:
-    """How training differs: numbers become switches in the graph; another structure is a second graph."""
-    root = _in_mode(duplicate(module), training=True)
-    other = Tracer(copied(inputs)).record(root)
+        graph = tracer.record(root)
+        if not tracer.asked_mode:
+            return _Found(((root, graph),), tracer.answers)
+        other_root = recordable(module, training=True)
+        other = Tracer(copied(inputs)).record(other_root)
+    except CannotFollowError as problem:
+        return _export(module, args, kwargs, str(problem))
+    except ExampleError as problem:
+        if not _runs(module, args, kwargs):
+            raise
+        return _export(module, args, kwargs, str(problem))
     if training_switches(graph, other):
-        return "", []
-    return "forward does something else in training than in evaluation", [(root, other)]
+        return _Found(((root, graph),), tracer.answers)
+    obstacle = "forward does something else in training than in evaluation"
+    return _Found(((root, graph), (other_root, other)), tracer.answers, obstacle)
+
+
+def _export(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], problem: str) -> _Found:
+    root = recordable(module, training=False).eval()
+    exported = export(root, args, kwargs, problem)
+    return _Found(((root, exported),), (), f"torch.fx cannot follow forward ({problem})", exported=True)
+
+
+def _runs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the module itself has no trouble with the example: then it was the tracing that failed."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            recordable(module, training=False).eval()(*copied(tuple(args)), **copied(dict(kwargs)))
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AssertionError,
+        AttributeError,
+        NotImplementedError,
+    ):
+        return False
+    return True
 
 
 def _open_answer(labeller: Labeller, answers: Sequence[Answer]) -> str:
@@ -213,7 +195,7 @@ def _open_answer(labeller: Labeller, answers: Sequence[Answer]) -> str:
 
 
 def _annotate(units: Units, annotations: Annotations, module: nn.Module) -> None:
-    named = [name for name, _ in module.named_modules() if name]
+    layers = [name for name, _ in module.named_modules() if name]
     for pattern in annotations.keep:
         found = False
         for (tensor, _), labels in units.axes.items():
@@ -222,7 +204,7 @@ def _annotate(units: Units, annotations: Annotations, module: nn.Module) -> None
                 units.fix(labels, f"is kept whole, as {pattern!r} asks")
                 found = True
         if not found:
-            raise unknown("layer to keep", pattern, {*named, *(tensor for tensor, _ in units.axes)})
+            raise unknown("layer to keep", pattern, {*layers, *(tensor for tensor, _ in units.axes)})
     for pair in annotations.tie:
         first, second = (_output_axis(units, name) for name in pair)
         if len(first) != len(second):
@@ -240,6 +222,17 @@ def _output_axis(units: Units, name: str) -> Indices:
     raise unknown(
         "layer to tie", name, {*units.producers, *(tensor for tensor, dim in units.axes if not dim)}
     )
+
+
+def _fix_the_rest(units: Units, notes: Notes, shapes: Mapping[str, Any], on_unknown: str) -> None:
+    """Channels on tensors that are not the module's, and those that a person leaves to be kept."""
+    for (tensor, _), axis in units.axes.items():
+        if tensor not in shapes:
+            units.fix(axis, f"lies on {tensor}, which is neither a parameter nor a buffer")
+    if on_unknown == "keep":
+        for site, reaching in notes.unknown:
+            for labels in reaching:
+                units.fix(labels, f"reaches {site.place}, which has no rule")
 
 
 def _refuse_unknown(notes: Notes, solution: Solution) -> None:

@@ -13,6 +13,7 @@ import inspect
 import linecache
 import operator
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ FACTORIES = (
     torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
     torch.randn, torch.scalar_tensor, torch.tensor, torch.tril_indices, torch.triu_indices, torch.zeros,
 )  # fmt: skip
+PACKING = (nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence)
 # Layers of PyTorch that are made of other layers: their own code says how channels flow.
 COMPOSITE = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
@@ -42,6 +44,10 @@ _HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 class CannotFollowError(Exception):
     """The code does something that symbolic tracing cannot record."""
+
+
+class ExampleError(TraceError):
+    """A step fails on the example batch."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +62,16 @@ class Answer:
 class Value(fx.Proxy):
     """A recorded value that answers questions about sizes."""
 
-    _is_param = False  # ``isinstance(x, nn.Parameter)`` asks for it
-
     @property
     def known(self) -> Any:
         """What the value is for the example."""
         return self.node.meta["value"]
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """``isinstance(x, Tensor)`` is what users write."""
-        return Tensor if isinstance(self.known, Tensor) else type(self)
-
     def __getattr__(self, k: str) -> Any:
+        if k.startswith(
+            "__"
+        ):  # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
+            raise AttributeError(k)
         return _Attribute(self, k)
 
     def _answer(self, kind: Callable[[Any], Any]) -> Any:
@@ -132,7 +135,7 @@ class Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
-        super().__init__(autowrap_functions=FACTORIES)
+        super().__init__(autowrap_functions=(*FACTORIES, *PACKING))
         self.inputs = inputs  # by the names of ``forward``
         self.answers: list[Answer] = []
         self.asked_mode = False  # whether the code looked at ``self.training``
@@ -148,7 +151,7 @@ class Tracer(fx.Tracer):
                 raise
             except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, NameError,
                     AssertionError, ValueError, LookupError) as error:  # fmt: skip
-                raise CannotFollowError(f"{type(error).__name__}: {error}") from error
+                raise CannotFollowError(f"{type(error).__name__}: {error}{_failing_line(error)}") from error
         for node in graph.nodes:
             if node.op != "output":
                 node.meta["value"] = on_meta(self._known(node))
@@ -190,6 +193,8 @@ class Tracer(fx.Tracer):
         return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, np.generic):  # generated code knows plain numbers only
+            return a.item()
         return a.node if isinstance(a, fx.Proxy) else super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -229,7 +234,9 @@ class Tracer(fx.Tracer):
                 hint = ": there is no rule for this layer; register one with fedtailor.elastic.layer_rule"
             else:
                 hint = " (is the example batch what forward expects?)"
-            raise TraceError(f"{describe(node, layer)} fails on the example batch: {error}{hint}") from error
+            raise ExampleError(
+                f"{describe(node, layer)} fails on the example batch: {error}{hint}"
+            ) from error
         finally:
             self._computing = False
 
@@ -243,8 +250,8 @@ class Tracer(fx.Tracer):
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _known(self, node: fx.Node) -> Any:
-        if "value" not in node.meta:  # a constant that ``create_arg`` stored
-            node.meta["value"] = fetch(self.root, str(node.target))
+        if "value" not in node.meta:  # made on the way: a constant that was stored, a named tuple
+            node.meta["value"] = self._compute(node)
         return node.meta["value"]
 
     def _proxy_placeholder(self, name: str, _concrete: Any, sig: inspect.Signature, _function: Any) -> Any:
@@ -285,10 +292,14 @@ def inputs_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def on_meta(value: Any) -> Any:
-    """The value with every tensor in it replaced by one of the same shape without memory."""
-    return torch.utils._pytree.tree_map(
-        lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, value
-    )
+    """The value with every tensor in it replaced by one of the same shape without memory; sequences as tuples."""
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    if isinstance(value, dict):
+        return {key: on_meta(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        return tuple(on_meta(entry) for entry in value)
+    return value
 
 
 def copied(inputs: Any) -> Any:
@@ -309,6 +320,14 @@ def _user_frame() -> Any:
     while frame is not None and frame.f_code.co_filename.startswith((*_HOMES, "<")):
         frame = frame.f_back
     return frame
+
+
+def _failing_line(error: BaseException) -> str:
+    """Where in the user's code an error came up."""
+    lines = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HOMES)
+    ]
+    return f" at {Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
 
 
 def _asking(node: fx.Node) -> str:
@@ -356,6 +375,7 @@ def _patched(tracer: Tracer) -> Iterator[None]:
     original = torch.autograd.Function.__dict__["apply"]
     changes: list[tuple[Any, str, Any]] = [
         *((torch, function.__name__, recorded(function)) for function in FACTORIES),
+        *((nn.utils.rnn, function.__name__, recorded(function)) for function in PACKING),
         (torch.autograd.Function, "apply", classmethod(apply)),
         # It compares the values of masks to find out whether they are causal: a hint, not a result.
         (transformer, "_detect_is_causal_mask", lambda _mask, is_causal, _size: bool(is_causal)),

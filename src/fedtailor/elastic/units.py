@@ -33,6 +33,7 @@ class Units:
     fixed: list[tuple[Indices, str]] = field(default_factory=list)
     axes: dict[tuple[str, int], Indices] = field(default_factory=dict)  # (tensor, axis) -> unit numbers
     sizes: list[tuple[str, str, int | None, Indices]] = field(default_factory=list)
+    parts: list[Indices] = field(default_factory=list)  # pieces of axes that the code counts: ``x[:, :2]``
     minima: list[tuple[Indices, int]] = field(default_factory=list)
     outputs: list[Indices] = field(default_factory=list)
     producers: dict[str, Indices] = field(default_factory=dict)
@@ -157,7 +158,9 @@ def _form_groups(
     first_axis = np.full(units.count, -1, dtype=np.int64)
     first_position = np.zeros(units.count, dtype=np.int64)
     keys = list(units.axes)
-    random = np.random.default_rng(0).integers(1, 2**63, size=len(keys), dtype=np.uint64)  # a hash per axis
+    random = np.random.default_rng(0).integers(
+        1, 2**63, size=len(keys) + 1, dtype=np.uint64
+    )  # a hash per axis
     for number, key in enumerate(keys):
         on_axis = roots[units.axes[key]]
         np.add.at(marks, on_axis, random[number])
@@ -165,6 +168,8 @@ def _form_groups(
         unseen = first_axis[new] < 0
         first_axis[new[unseen]] = number
         first_position[new[unseen]] = position[unseen]
+    for number, part in enumerate(units.parts):  # units that are counted apart are groups apart
+        np.add.at(marks, roots[part], np.uint64(2 * number + 1) * random[-1])
     classes = np.flatnonzero((np.arange(units.count) == roots) & (first_axis >= 0))
     classes = classes[np.lexsort((first_position[classes], first_axis[classes]))]
     distinct = {reason: number for number, reason in enumerate(dict.fromkeys(reasons.values()), start=1)}

@@ -26,9 +26,8 @@ class CharacterHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.every:
             x = x[:, -1]  # (batch, features)
-        scores: Tensor = self.linear(x)
-        # (batch, classes), or (batch, classes, time), the order that cross_entropy wants
-        return scores.transpose(1, 2) if self.every else scores
+        scores: Tensor = self.linear(x)  # (batch, classes), or (batch, time, classes)
+        return scores
 
 
 class CharacterLSTM(nn.Module):
@@ -81,7 +80,7 @@ def char_lstm(
     """FjORD's Shakespeare LSTM: embedding, two LSTM layers, linear.
 
     ``vocabulary`` is the number of input symbols, by default ``num_classes``. ``predict`` is last (the
-    character after the text: batch x classes) or every (after each position: batch x classes x time).
+    character after the text: batch x classes) or every (after each position: batch x time x classes).
     """
     sequence_length("char-lstm", input_shape)
     hidden = whole("hidden", hidden)

@@ -14,6 +14,7 @@ from fedtailor.server.stopping import Best
 from fedtailor.wire import Buffer, decode, encode, settled
 
 REMEMBERED_ROUNDS = 2
+_DEPTH = 3  # how deep in a checkpoint a memory lies
 
 Memory = dict[str, Any]
 Memories = Mapping[int, Mapping[int, Memory]]  # client -> round in which it was kept -> what was kept
@@ -53,7 +54,7 @@ class Checkpoint:
             if update.memory:
                 kept = {
                     **memories.get(update.client, {}),
-                    self.state.round: settled(update.memory, "update.memory"),
+                    self.state.round: settled(update.memory, "update.memory", _DEPTH),
                 }
                 memories[update.client] = {round: kept[round] for round in sorted(kept)[-REMEMBERED_ROUNDS:]}
         strikes = self.strikes if strikes is None else strikes
@@ -63,7 +64,7 @@ class Checkpoint:
 def settle(state: ServerState) -> ServerState:
     """The state as it would be read back from a file; what cannot be saved is refused by name."""
     weights = settled(dict(state.weights), "state.weights")
-    return replace(state, weights=weights, memory=settled(dict(state.memory), "state.memory"))
+    return replace(state, weights=weights, memory=settled(dict(state.memory), "state.memory", _DEPTH))
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> list[Buffer]:

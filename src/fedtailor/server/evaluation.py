@@ -11,6 +11,7 @@ from fedtailor.elastic import norm
 from fedtailor.elastic.budget import Budget, fit
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.patch import Patch
 from fedtailor.engines.engine import Engine
 from fedtailor.fleet import Tier
 from fedtailor.method import Method
@@ -71,16 +72,25 @@ def _statistics(
 
 
 def evaluate_tiers(
-    method: Method, state: ServerState, tiers: Sequence[Tier], model: ElasticModel, test: Examples
+    method: Method,
+    state: ServerState,
+    tiers: Sequence[Tier],
+    model: ElasticModel,
+    test: Examples,
+    engine: Engine | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Loss and metrics of what each tier is given."""
-    results: dict[str, dict[str, float]] = {}
-    measured: dict[tuple[tuple[Cut, str], ...], dict[str, float]] = {}
+    """Loss and metrics of what each tier is given; an engine that has workers lets them do it."""
+    places: dict[str, int] = {}
+    known: dict[tuple[tuple[Cut, str], ...], int] = {}
+    deployed: list[tuple[Patch, ...]] = []
     for tier in tiers:
-        deployed = method.deploy(state, tier.budget, model)
+        patches = method.deploy(state, tier.budget, model).patches
         # Equal cuts of different widths may have statistics of their own, which their tags name.
-        cuts = tuple((patch.cut, patch.cut.tag) for patch in deployed.patches)
-        if cuts not in measured or len(cuts) > 1:  # tiers that are given the same piece are evaluated once
-            measured[cuts] = evaluate_patches(model, deployed.patches, test)
-        results[tier.name] = measured[cuts]
-    return results
+        cuts = tuple((patch.cut, patch.cut.tag) for patch in patches)
+        if cuts not in known or len(cuts) > 1:  # tiers that are given the same piece are evaluated once
+            known[cuts] = len(deployed)
+            deployed.append(patches)
+        places[tier.name] = known[cuts]
+    measure = getattr(engine, "measure", None)
+    scores = measure(deployed) if measure else [evaluate_patches(model, each, test) for each in deployed]
+    return {name: scores[place] for name, place in places.items()}

@@ -81,7 +81,7 @@ def run_rounds(
             state = calibrate(method, state, budgets, able, model, engine, seeds, refused)
             strikes = faults.with_strikes(strikes, able, refused)
             row["refused"] = faults.counted(row["refused"], refused)
-            row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test)
+            row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test, engine)
             state = method.observe(state, row["tiers"])
             best = settings.stopping.judge(best, state.round, row["tiers"])
             row["best_round"] = best.round

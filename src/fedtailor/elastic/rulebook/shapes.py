@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedtailor.elastic.functions import meet, variants
 from fedtailor.elastic.groups import Indices
+from fedtailor.elastic.rulebook.functions import meet, variants
 from fedtailor.elastic.rules import Operand, Site, function_rule, layer_rule
 from fedtailor.elastic.units import Labels
 

@@ -10,12 +10,14 @@ from torch import nn
 
 from fedtailor.client.losses import Objective
 from fedtailor.data.batches import Batch, batch_size, inputs_of, map_tensors
-from fedtailor.elastic.check import disagreement, graph_differs
+from fedtailor.elastic.check import disagreement
+from fedtailor.elastic.copies import weightless
 from fedtailor.elastic.groups import ChannelGroups, Constraint, Size
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.rewrite import stand_in
 from fedtailor.elastic.rules import TraceError
 from fedtailor.elastic.trace import Annotations, Traced, trace
+from fedtailor.elastic.tracer import ExampleError
 from fedtailor.errors import FedtailorError, require, unknown
 
 EXAMPLES = 2  # of the batch that are traced and checked
@@ -31,31 +33,56 @@ class Wishes:
     minimum: int | Mapping[str, int] = 1
     multiple: int | Mapping[str, int] = 1
 
+    @property
+    def annotations(self) -> Annotations:
+        """What is said about single layers."""
+        return Annotations(self.keep, self.tie)
+
     def __post_init__(self) -> None:
         require(self.on_unknown in ("error", "keep"), "on_unknown", self.on_unknown, "'error' or 'keep'")
         require(not isinstance(self.keep, str), "keep", self.keep, "a list of names")
 
 
-def build(module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes) -> ElasticModel:
+def choose(module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes) -> ElasticModel:
     """Trace, check, and choose what pieces are made of: the user's own class, or the traced graph of its forward.
 
     The own class is always tried first. It fails where ``forward`` has literal sizes; then the graph stands
     in, and where it cannot (its structure depends on the batch), the channels with literal sizes stay whole.
     """
     batch, traced = _trace(module, example, wishes)
+    model, problem = _first_good(module, example, objective, wishes, traced, batch)
+    if model is None and not traced.exported:  # the code may have taken another way because it was traced
+        try:
+            again = trace(module, *inputs_of(batch), wishes.on_unknown, wishes.annotations, doubt=problem)
+        except TraceError:
+            again = traced
+        else:
+            model, _ = _first_good(module, example, objective, wishes, again, batch)
+    if model is None:
+        raise TraceError(f"{type(module).__name__}: {problem}")
+    return model
+
+
+def _first_good(
+    module: nn.Module,
+    example: Batch,
+    objective: Objective | None,
+    wishes: Wishes,
+    traced: Traced,
+    batch: Batch,
+) -> tuple[ElasticModel | None, str]:
+    """The first candidate that passes the check, or what is wrong with all of them."""
     problems: list[str] = []
     for candidate, shown in _candidates(module, example, objective, wishes, traced):
         if not shown.groups.elastic:
             raise FedtailorError(f"nothing in {type(module).__name__} can shrink ({_reasons(shown.groups)})")
         problem = disagreement(candidate, shown, batch)
-        if not problem and not candidate.own_class:
-            problem = graph_differs(candidate, batch)
         if not problem:
-            return candidate
+            return candidate, ""
         problems.append(problem)
-    raise TraceError(
-        f"{type(module).__name__}: the check of the trace failed: {problems[0]}. Leave these channels uncut with "
-        "keep=[...], or register a rule for the layer that mixes them with fedtailor.elastic.layer_rule"
+    return None, (
+        f"the check of the trace failed: {problems[0]}. Leave these channels uncut with keep=[...], or register a rule "
+        "for the layer that mixes them with fedtailor.elastic.layer_rule"
         + (f". The traced graph failed too: {problems[1]}" if len(problems) > 1 else "")
         + (f". The traced graph cannot stand in: {traced.obstacle}" if traced.obstacle else "")
     )
@@ -65,13 +92,12 @@ def _trace(module: nn.Module, example: Batch, wishes: Wishes) -> tuple[Batch, Tr
     """Trace with the first examples of the batch, or with all of them if the module does not like few."""
     count = batch_size(example)
     few = map_tensors(example, lambda x: x[:EXAMPLES] if x.dim() and len(x) == count else x)
-    annotations = Annotations(wishes.keep, wishes.tie)
     try:
-        return few, trace(module, *inputs_of(few), wishes.on_unknown, annotations)
-    except TraceError:
+        return few, trace(module, *inputs_of(few), wishes.on_unknown, wishes.annotations)
+    except ExampleError:
         if count <= EXAMPLES:
             raise
-    return example, trace(module, *inputs_of(example), wishes.on_unknown, annotations)
+    return example, trace(module, *inputs_of(example), wishes.on_unknown, wishes.annotations)
 
 
 def _candidates(
@@ -81,7 +107,7 @@ def _candidates(
     yield ElasticModel(module, groups, example, objective, notes=_notes(traced)), traced
     if not traced.obstacle:
         sizes = tuple(Size("", name, extent) for name, extent in traced.extents().items())
-        network = stand_in(traced.network, module)
+        network = weightless(stand_in(traced.evaluation.network, module))
         notes = _notes(traced, graph=True)
         groups = replace(groups, sizes=groups.sizes + sizes)
         yield ElasticModel(module, groups, example, objective, network=network, notes=notes), traced
@@ -97,10 +123,10 @@ def _notes(traced: Traced, graph: bool = False) -> list[str]:
     if traced.exported:
         notes.append(f"traced with torch.export: {traced.obstacle}")
     if graph:
-        places = "; ".join(traced.literals) or "it compares sizes with numbers"
+        places = f": {'; '.join(traced.literals)}" if traced.literals else ""
         notes.append(
-            "pieces run the traced graph of forward instead of the module's own class, because forward has "
-            f"literal sizes ({places})"
+            "pieces run the traced graph of forward instead of the module's own class, because forward is written for "
+            f"one size{places}"
         )
     return notes
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedtailor.elastic.groups import Indices
-from fedtailor.elastic.rules import Operand, Site, function_rule, layer_rule
+from fedtailor.elastic.rules import Operand, Site, function_rule, layer_rule, plain
 from fedtailor.elastic.units import Labels
 
 GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1, nn.LSTMCell: 4, nn.GRUCell: 3, nn.RNNCell: 1}
@@ -23,7 +24,7 @@ GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1, nn.LSTMCell: 4, nn.GRUCell: 3, nn.RNN
 def recurrent(site: Site) -> Any:
     """Several layers, one or two directions; the input and the initial states may be operands."""
     layer = site.layer
-    x, *states = site.operands()
+    x, states = _operands(site)
     if layer.proj_size:
         return site.fix_all(f"reaches {site.place} with proj_size, whose units stay whole")
     gates, directions = GATES[type(layer)], 2 if layer.bidirectional else 1
@@ -38,6 +39,13 @@ def recurrent(site: Site) -> Any:
     site.follow("input_size", x.labels[-1])
     site.produce(hidden)
     return _states(site, x, states, hidden, directions)
+
+
+def _operands(site: Site) -> tuple[Operand, list[Operand]]:
+    """The features and the initial states; features may be packed."""
+    given = site.argument(0, "input")
+    x = given[0] if isinstance(given, tuple) else given
+    return x, [leaf for leaf in tree_leaves(site.argument(1, "hx")) if isinstance(leaf, Operand)]
 
 
 @layer_rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
@@ -74,10 +82,26 @@ def _states(site: Site, x: Operand, states: Sequence[Operand], hidden: Indices, 
     """Labels of ``output, h_n`` or ``output, (h_n, c_n)``; initial states hold the hidden units too."""
     for state in states:
         site.join(state.labels[-1], hidden, "is the state of")
-    output: Labels = (*x.labels[:-1], np.tile(hidden, directions))
+    output: Any = (*x.labels[:-1], np.tile(hidden, directions))
+    if not isinstance(site.output[0], Tensor):
+        output = (output, *plain(site.output[0][1:]))
     last = site.output[1]
     state_labels: Labels = (*(None,) * ((last if isinstance(last, Tensor) else last[0]).dim() - 1), hidden)
     return output, state_labels if isinstance(last, Tensor) else (state_labels, state_labels)
+
+
+@function_rule(nn.utils.rnn.pack_padded_sequence)
+def pack(site: Site) -> Any:
+    """Batch and time become one axis; the other parts are positions."""
+    x = site.operand()
+    site.fix_axes(x, range(x.value.dim() - 1), "is the time or batch of")
+    return ((None, *x.labels[2:]), *plain(site.output[1:]))
+
+
+@function_rule(nn.utils.rnn.pad_packed_sequence)
+def unpack(site: Site) -> Any:
+    """Batch and time come back, and the lengths."""
+    return (None, None, *site.operand().labels[1:]), plain(site.output[1])
 
 
 @function_rule("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")

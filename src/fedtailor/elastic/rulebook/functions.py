@@ -14,145 +14,28 @@ from fedtailor.elastic.groups import Indices
 from fedtailor.elastic.rules import Operand, Site, function_rule, layer_rule, plain
 from fedtailor.elastic.units import Labels
 
-ELEMENTWISE = [
-    "abs",
-    "acos",
-    "add",
-    "addcdiv",
-    "addcmul",
-    "alpha_dropout",
-    "asin",
-    "atan",
-    "atan2",
-    "bitwise_and",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_xor",
-    "celu",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clip",
-    "copysign",
-    "cos",
-    "cosh",
-    "div",
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "elu",
-    "eq",
-    "erf",
-    "erfc",
-    "exp",
-    "exp2",
-    "expm1",
-    "feature_alpha_dropout",
-    "float_power",
-    "floor",
-    "floor_divide",
-    "fmod",
-    "frac",
-    "ge",
-    "gelu",
-    "gt",
-    "half",
-    "hardshrink",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "heaviside",
-    "hypot",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "le",
-    "leaky_relu",
-    "lerp",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logaddexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "logit",
-    "logsigmoid",
-    "lt",
-    "masked_fill",
-    "maximum",
-    "minimum",
-    "mish",
-    "mul",
-    "multiply",
-    "nan_to_num",
-    "ne",
-    "neg",
-    "negative",
-    "pow",
-    "reciprocal",
-    "relu",
-    "relu6",
-    "remainder",
-    "round",
-    "rrelu",
-    "rsqrt",
-    "rsub",
-    "selu",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "sinc",
-    "sinh",
-    "softplus",
-    "softshrink",
-    "softsign",
-    "sqrt",
-    "square",
-    "sub",
-    "subtract",
-    "tan",
-    "tanh",
-    "tanhshrink",
-    "threshold",
-    "true_divide",
-    "trunc",
-    "where",
-    "xlogy",
-]
-SAME = [
-    "alias",
-    "bernoulli",
-    "bfloat16",
-    "bool",
-    "byte",
-    "clone",
-    "contiguous",
-    "cpu",
-    "cuda",
-    "detach",
-    "double",
-    "empty_like",
-    "float",
-    "full_like",
-    "half",
-    "int",
-    "lift_fresh_copy",
-    "long",
-    "ones_like",
-    "rand_like",
-    "randn_like",
-    "requires_grad_",
-    "to",
-    "type",
-    "type_as",
-    "zeros_like",
-    "_to_copy",
-]
+
+def names(text: str) -> list[str]:
+    """Words of a line."""
+    return text.split()
+
+
+ELEMENTWISE = names(
+    "abs acos add addcdiv addcmul alpha_dropout asin atan atan2 bitwise_and bitwise_not bitwise_or "
+    "bitwise_xor celu clamp clamp_max clamp_min clip copysign cos cosh div dropout dropout1d dropout2d "
+    "dropout3d elu eq erf erfc exp exp2 expm1 feature_alpha_dropout float_power floor floor_divide fmod "
+    "frac ge gelu gt half hardshrink hardsigmoid hardswish hardtanh heaviside hypot isfinite isinf isnan "
+    "le leaky_relu lerp log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor "
+    "logit logsigmoid lt masked_fill maximum minimum mish mul multiply nan_to_num ne neg negative pow "
+    "reciprocal relu relu6 remainder round rrelu rsqrt rsub selu sigmoid sign silu sin sinc sinh softplus "
+    "softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide trunc where "
+    "xlogy"
+)
+SAME = names(
+    "alias bernoulli bfloat16 bool byte clone contiguous cpu cuda detach double empty_like float "
+    "full_like half int lift_fresh_copy long ones_like rand_like randn_like requires_grad_ to type "
+    "type_as zeros_like _to_copy"
+)
 _ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
 _OPERATORS = (
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
@@ -212,6 +95,8 @@ def meet(site: Site, operands: Sequence[Operand], shape: Sequence[int]) -> Label
 @function_rule(getattr)
 def attribute(site: Site) -> Any:
     """``x.T`` and the like."""
+    if not isinstance(site.args[0], Operand):  # ``packed.data``
+        return site.operand().labels if site.args[1] == "data" else None
     x, name = site.operand(), site.args[1]
     if name in ("T", "mT", "H", "mH"):
         return (*x.labels[:-2], *x.labels[:-3:-1]) if name.startswith("m") else x.labels[::-1]
@@ -234,42 +119,12 @@ def gated_linear_unit(site: Site) -> Labels:
 
 # Mixing: an axis is reduced, normalised or accumulated, over the kept channels only
 
-_DIM_SECOND = [
-    "mean",
-    "sum",
-    "nansum",
-    "prod",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "logsumexp",
-    "all",
-    "any",
-    "softmax",
-    "log_softmax",
-    "softmin",
-    "cumsum",
-    "cumprod",
-    "var",
-    "std",
-]
+_DIM_SECOND = names(
+    "mean sum nansum prod amax amin max min logsumexp all any softmax log_softmax softmin cumsum cumprod "
+    "var std"
+)
 _DIM_THIRD = ("norm", "logcumsumexp")
-_WHICH = [
-    "argmax",
-    "argmin",
-    "topk",
-    "sort",
-    "argsort",
-    "median",
-    "mode",
-    "kthvalue",
-    "cummax",
-    "cummin",
-    "unique",
-    "flip",
-    "roll",
-]
+_WHICH = names("argmax argmin topk sort argsort median mode kthvalue cummax cummin unique flip roll")
 
 
 @function_rule(*variants(*_DIM_SECOND), torch.special.softmax)

@@ -12,8 +12,8 @@ import numpy as np
 from torch import nn
 from torch.nn import functional as F
 
-from fedtailor.elastic.functions import meet
 from fedtailor.elastic.groups import Indices
+from fedtailor.elastic.rulebook.functions import meet
 from fedtailor.elastic.rules import Operand, Site, function_rule, layer_rule
 
 

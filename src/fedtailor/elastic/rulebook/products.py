@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fedtailor.elastic.functions import meet
 from fedtailor.elastic.groups import Indices
+from fedtailor.elastic.rulebook.functions import meet
 from fedtailor.elastic.rules import Operand, Site, function_rule
 from fedtailor.elastic.units import Labels
 

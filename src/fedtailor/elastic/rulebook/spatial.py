@@ -9,24 +9,14 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.elastic.functions import variants
+from fedtailor.elastic.rulebook.functions import names, variants
 from fedtailor.elastic.rules import Site, function_rule, layer_rule
 from fedtailor.elastic.units import Labels
 
-KINDS = [
-    "MaxPool",
-    "AvgPool",
-    "AdaptiveAvgPool",
-    "AdaptiveMaxPool",
-    "LPPool",
-    "FractionalMaxPool",
-    "MaxUnpool",
-    "ZeroPad",
-    "ConstantPad",
-    "ReflectionPad",
-    "ReplicationPad",
-    "CircularPad",
-]
+KINDS = names(
+    "MaxPool AvgPool AdaptiveAvgPool AdaptiveMaxPool LPPool FractionalMaxPool MaxUnpool ZeroPad ConstantPad "
+    "ReflectionPad ReplicationPad CircularPad"
+)
 FUNCTIONS = ("max", "avg", "adaptive_avg", "adaptive_max", "lp", "fractional_max")
 RESIZING = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 

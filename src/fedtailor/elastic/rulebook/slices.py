@@ -7,8 +7,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedtailor.elastic.functions import meet, variants
 from fedtailor.elastic.groups import Indices
+from fedtailor.elastic.rulebook.functions import meet, variants
 from fedtailor.elastic.rules import Operand, Site, function_rule, lookup
 from fedtailor.elastic.units import Labels
 

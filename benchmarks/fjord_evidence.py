@@ -1,0 +1,122 @@
+"""Run FjORD's evidence piece by piece and write docs/evidence/8 as each piece finishes.
+
+    FEDTAILOR_DATA=... python benchmarks/fjord_evidence.py [--list] [piece ...]
+
+Without names all pieces run, one after the other, each on all cores. Call it again after an interruption: finished runs
+are skipped, begun ones go on from their last round, finished pieces are left alone. `centralised-mnist` is the authors'
+notebook, `isolated-mnist` the paper's figure 3, the rest its federated tables on data that fits here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs" / "evidence-8"
+EVIDENCE = ROOT / "docs" / "evidence" / "8"
+
+METHODS = "fjord,fjord:distillation=false,heterofl,fedavg:width=1/5"
+ISOLATED = ",".join(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One call of ``fedtailor compare``."""
+
+    config: str
+    methods: str
+    seeds: int
+    overrides: tuple[str, ...] = ()
+
+    def command(self, name: str) -> list[str]:
+        """The command line; every piece has a folder of its own."""
+        settings = [part for key in (*self.overrides, f"name={name}") for part in ("--set", key)]
+        chosen = ["--methods", self.methods, "--seeds", str(self.seeds), "--runs", str(RUNS), "--json"]
+        return [
+            sys.executable,
+            "-m",
+            "fedtailor",
+            "compare",
+            f"configs/{self.config}.toml",
+            *chosen,
+            *settings,
+        ]
+
+
+FASHION, FEMNIST = "fjord-fashion-mnist-small", "fjord-femnist-small"
+PIECES = {
+    "centralised-mnist": Piece("fjord-centralised-mnist", "fjord:distillation=false", 3),
+    "fashion-iid": Piece(FASHION, METHODS, 2),
+    "fashion-dirichlet": Piece(FASHION, METHODS, 2, ("data.partition=dirichlet",)),
+    "femnist-writers": Piece(FEMNIST, METHODS, 2),
+    "fashion-uniform-10": Piece(FASHION, "fjord:widths=uniform-10", 1, ("fleet.name=uniform-10",)),
+    "fashion-drop-scale": Piece(FASHION, "fjord", 1, ("fleet.drop_scale=0.5",)),
+    "fashion-random-drop": Piece(FASHION, "fjord:random_drop=0.25", 1),
+    "shakespeare": Piece("fjord-shakespeare-small", "fjord", 1),
+    "isolated-mnist": Piece("fjord-centralised-mnist", f"{ISOLATED},fjord", 3),
+}
+
+
+def run(name: str) -> None:
+    """Run a piece, or go on with it, and write what it gives."""
+    target = EVIDENCE / f"{name}.json"
+    if target.exists():
+        print(f"{name}: done before")
+        return
+    started = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = PIECES[name].command(name)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    result: dict[str, Any] = json.loads(done.stdout)
+    shown = ["fedtailor", *command[3:]]
+    result = {"command": " ".join(shown).replace(f"{ROOT}/", ""), "methods": result["methods"]}
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    write_curve(name)
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    part.replace(target)
+    print(f"{name}: {time.monotonic() - started:.0f} s")
+
+
+def write_curve(name: str) -> None:
+    """Every evaluation of every run: one row per round and tier."""
+    with (EVIDENCE / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["run", "round", "tier", "accuracy", "loss", "perplexity"])
+        for folder in sorted((RUNS / name).iterdir()):
+            for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                for tier, values in (row.get("tiers") or {}).items():
+                    figures = (values["accuracy"], values["loss"], math.exp(values["loss"]))
+                    rows.writerow([folder.name, row["round"], tier, *(f"{figure:.5g}" for figure in figures)])
+
+
+def main() -> None:
+    """Run the pieces that were named, or all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pieces", nargs="*", choices=[*PIECES, []], metavar="piece", help=", ".join(PIECES))
+    parser.add_argument("--list", action="store_true", help="Show the commands and stop.")
+    options = parser.parse_args()
+    for name in options.pieces or PIECES:
+        if options.list:
+            print(" ".join(PIECES[name].command(name)[1:]))
+        else:
+            run(name)
+
+
+if __name__ == "__main__":
+    main()
