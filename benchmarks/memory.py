@@ -39,7 +39,9 @@ def main() -> int:
     """Run all cases, or one of them in this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--output", type=Path, help="write the results here as JSON")
-    parser.add_argument("--case", nargs=2, metavar=("MODEL", "WIDTH"), help="measure one case in this process")
+    parser.add_argument(
+        "--case", nargs=2, metavar=("MODEL", "WIDTH"), help="measure one case in this process"
+    )
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measured(*options.case)))

@@ -41,6 +41,9 @@ class As:
         marked = [replace(t, client=replace(t.client, tier=f"{self.name}|{t.client.tier}")) for t in tasks]
         yield from self.engine.run(marked)
 
+    def measure(self, deployed):
+        return self.engine.measure(deployed)
+
 
 @dataclass(frozen=True)
 class Odd(Method):

@@ -1,7 +1,7 @@
 """Every engine gives the same bits for every method: without workers, with one, with two, interrupted, and killed.
 
-The fast tests serve all methods with one pool (see ``Several``). The slow ones start real runs with folders of their own
-and kill them, or their workers, at random moments.
+The fast tests serve all methods with one pool (see ``Several``). The slow ones start real runs with folders of their
+own and kill them, or their workers, at random moments.
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ class Killing:
                 os.kill(self.pool.pids[0], signal.SIGKILL)
                 self.killed += 1
             yield answer
+
+    def measure(self, deployed):
+        return self.engine.measure(deployed)
 
 
 # Real runs, with folders and processes of their own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ def on_meta(model: ElasticModel) -> ElasticModel:
     return ElasticModel(copy.deepcopy(model.module).to("meta"), model.groups, model.example, model.objective)
 
 
+@lru_cache(maxsize=4)
 def small_network(model: ElasticModel, cut: Cut) -> nn.Module:
     """The plain module of a cut, on the meta device."""
     twin = on_meta(model)
@@ -105,7 +106,7 @@ def _bytes(values: Iterable[Tensor]) -> int:
 def positions(model: ElasticModel) -> dict[str, int]:
     """How often each layer is applied to one example: image positions or steps of a text, which no cut changes."""
     found: dict[str, int] = {}
-    full = small_network(model, Cut.everything()).eval()
+    full = copy.deepcopy(small_network(model, Cut.everything())).eval()
 
     def note(path: str) -> Any:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:

@@ -345,7 +345,7 @@ def check_fit(
     larger = larger_members(model, result.cut, most, family, align)
     assert larger
     assert all(broken_limits(model, cut, budget, workload) for cut in larger)
-    for cut in larger[:: len(larger) // 3 + 1]:  # up to three of them from scratch
+    for cut in larger[len(larger) // 2 :][:1]:  # one of them from scratch
         assert breaks(cut)
         assert breaks(cut) <= set(result.binding) <= {*budget.limits}
     return True

@@ -13,7 +13,14 @@ import torch
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.patch import Patch
-from fedtailor.engines.messages import answer_of, answer_value, task_of, task_value
+from fedtailor.engines.messages import (
+    answer_of,
+    answer_value,
+    evaluation_of,
+    evaluation_value,
+    task_of,
+    task_value,
+)
 from fedtailor.round import Client, Dropped, Reply, Task, Update
 from fedtailor.server.seeds import Seeds
 from fedtailor.wire import decode, encode
@@ -69,6 +76,15 @@ def test_tasks(budget):
     assert all(bits(there.patch.values[name]) == bits(value) for name, value in VALUES.items())
     assert bits(there.memory.pop("mask")) == bits(memory.pop("mask"))
     assert there.memory == memory
+
+
+def test_evaluations():
+    patches = [Patch(VALUES, CUT), Patch({}, Cut.everything())]
+    tensors = through([dict(patch.values) for patch in patches])
+    there, batches = evaluation_of(through(evaluation_value(patches, range(3, 9))), tensors)
+    assert batches == range(3, 9)
+    assert [(patch.cut, patch.cut.tag) for patch in there] == [(CUT, "1/2"), (Cut.everything(), "1")]
+    assert all(bits(there[0].values[name]) == bits(value) for name, value in VALUES.items())
 
 
 def test_updates():

@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 
+from fedtailor.client.evaluate import batch_scores, evaluate_patches
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.patch import Patch
+from fedtailor.elastic.selections import as_width, prefix
 from fedtailor.engines import worker_process
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.messages import evaluation_of
 from fedtailor.engines.worker import report_failure
-from fedtailor.engines.worker_pool import WorkerPool
+from fedtailor.engines.worker_pool import Lost, WorkerPool
 from fedtailor.engines.worker_process import WorkerFailed, WorkerProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.round import Dropped, Reply, Update
@@ -132,9 +136,9 @@ def test_longest_tasks_are_given_out_first(pool, method, monkeypatch):
     order: list[int] = []
     give = WorkerProcess.give
 
-    def note(self, task):
-        order.append(task.client.id)
-        give(self, task)
+    def note(self, job):
+        order.append(job.task.client.id)
+        give(self, job)
 
     monkeypatch.setattr(WorkerProcess, "give", note)
     tasks = tasks_for(method)  # sizes 6, 5, 7, 4; clients 1 and 3 have half the width
@@ -160,6 +164,50 @@ def test_a_patch_that_many_tasks_share_is_written_once(pool, method, monkeypatch
 
 def test_nothing_to_do_is_done_at_once(pool):
     assert list(pool.run([])) == []
+    assert pool.measure([]) == []
+
+
+@pytest.fixture(scope="module")
+def deployed() -> list[tuple[Patch, ...]]:
+    """A whole network, a part of one, and several that answer together."""
+    weights, half = MODEL.weights(), prefix(MODEL.groups, as_width("1/2"))
+    whole, part = MODEL.cut(weights, Cut.everything()), MODEL.cut(weights, half)
+    return [(whole,), (part,), (part, MODEL.cut({n: v * 2 for n, v in weights.items()}, half))]
+
+
+@pytest.mark.parametrize("batch", [3, 20, 256])
+def test_evaluation_in_workers_gives_the_same_bits(pool, deployed, batch, monkeypatch):
+    """DATA has 20 test examples: seven batches with a short last one, one full batch, one that is not full."""
+    monkeypatch.setattr("fedtailor.client.evaluate.EVALUATION_BATCH", batch)
+    if batch != 256:  # the workers' own batches are of the usual size: let them have one each
+        pool = Sharing(pool)
+    assert pool.measure(deployed) == [evaluate_patches(MODEL, patches, DATA.test) for patches in deployed]
+
+
+class Sharing:
+    """Evaluates runs of batches as workers do, in this process."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self.pool = pool
+
+    def measure(self, deployed):
+        self.pool._work = self._work
+        try:
+            return self.pool.measure(deployed)
+        finally:
+            del self.pool._work
+
+    def _work(self, jobs):
+        assert len(jobs) >= len(self.pool.data.test.columns[-1]) // 20
+        for job in reversed(jobs):
+            patches, batches = evaluation_of(job.rest, job.tensors)
+            yield job, {"scores": [list(score) for score in batch_scores(MODEL, patches, DATA.test, batches)]}
+            yield None
+
+
+def test_an_evaluation_whose_workers_die_is_done_here(pool, deployed, monkeypatch):
+    monkeypatch.setattr(pool, "_work", lambda jobs: ((job, Lost("signal 9")) for job in jobs))
+    assert pool.measure(deployed) == [evaluate_patches(MODEL, patches, DATA.test) for patches in deployed]
 
 
 def test_an_impostor_is_refused_under_its_own_name(pool, method):

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 
 import torch
 
+from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.federated import FederatedData
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.patch import Patch
 from fedtailor.engines.engine import Answer, Engine
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.luggage import NotPortable, check_portable
@@ -81,6 +83,19 @@ class Automatic:
             (answer,) = self._here.run([left.pop(next(iter(left)))])
             self._alone += time.monotonic() - started
             yield answer
+
+    def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
+        """Loss and metrics of each on the test examples."""
+        if self._pool_is_ready():
+            assert self._pool is not None
+            try:
+                return self._pool.measure(deployed)
+            except NotPortable as error:
+                self._do_without(error)
+        started = time.monotonic()
+        scores = [evaluate_patches(self._here.model, each, self._here.data.test) for each in deployed]
+        self._alone += time.monotonic() - started
+        return scores
 
     def _in_workers(self, left: dict[int, Task]) -> Iterator[Answer | None]:
         """Let workers do what is left, and as much of it as they can."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Examples
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.patch import Patch
 from fedtailor.method import Method
 from fedtailor.round import Dropped, Task, Update
 
@@ -23,6 +24,15 @@ class Engine(Protocol):
         None says that nothing has arrived for a moment: an engine that waits for others never waits for long, so that
         its caller can keep a deadline. Whoever stops listening before the end closes the iterator.
         """
+        ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """An engine whose workers can also evaluate what the server deploys."""
+
+    def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
+        """Loss and metrics on the test examples, for each sequence of patches that answer together."""
         ...
 
 

@@ -1,10 +1,13 @@
-"""Tasks and answers as plain values, which travel between processes in the wire format."""
+"""Jobs and answers as plain values, which travel between processes in the wire format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+
+from torch import Tensor
 
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
@@ -14,10 +17,35 @@ from fedtailor.round import Client, Dropped, Reply, Task, Update
 from fedtailor.server.seeds import Seeds
 
 Value = dict[str, Any]
+Tensors = list[dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is given: a client's task, or some batches of the test examples to evaluate patches on.
+
+    Tensors travel by themselves, because several jobs may share them.
+    """
+
+    tensors: Tensors
+    rest: Value
+    effort: int  # compared with other jobs
+    task: Task | None = None
+
+
+def evaluation_value(patches: Sequence[Patch], batches: range) -> Value:
+    """Which batches to evaluate, and the addresses of the patches that answer together."""
+    return {"cuts": [cut_value(patch.cut) for patch in patches], "batches": [batches.start, batches.stop]}
+
+
+def evaluation_of(value: Mapping[str, Any], tensors: Tensors) -> tuple[list[Patch], range]:
+    """The inverse of ``evaluation_value``."""
+    cuts = [cut_of(cut) for cut in value["cuts"]]
+    return [Patch(each, cut) for each, cut in zip(tensors, cuts, strict=True)], range(*value["batches"])
 
 
 def task_value(task: Task) -> Value:
-    """A task without the tensors of its patch, which travel by themselves: several tasks may share them."""
+    """A task without the tensors of its patch."""
     client = task.client
     return {
         "client": [client.id, client.tier, client.num_examples, client.slot],

@@ -1,6 +1,6 @@
 """A worker process: it builds the model once, then does one task after the other until its parent is gone.
 
-    parent → worker    number of the task | bytes of the patch | bytes of the rest       both in the mailbox
+    parent → worker    number of the job | bytes of its tensors | bytes of the rest      both in the mailbox
     worker → parent    kind | where the answer starts | its bytes                        in the mailbox too
 
 Only these three numbers go through the socket, so neither side ever waits for the other to read.
@@ -19,20 +19,20 @@ from typing import Any
 
 import torch
 
+from fedtailor.client.evaluate import batch_scores
 from fedtailor.client.losses import Objective
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.data.federated import Parts
 from fedtailor.data.partitions import Partition
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.elastic.model import ElasticModel
-from fedtailor.engines.engine import Answer, answer_to
+from fedtailor.engines.engine import answer_to
 from fedtailor.engines.lifeline import hold
 from fedtailor.engines.luggage import unpack
-from fedtailor.engines.messages import answer_value, task_of
+from fedtailor.engines.messages import Tensors, Value, answer_value, evaluation_of, task_of
 from fedtailor.engines.shared_memory import LINE, SharedMemory, aligned
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method
-from fedtailor.round import Task
 from fedtailor.wire import decode, encode
 
 SIGNAL = struct.Struct("<QQQ")
@@ -66,15 +66,21 @@ def apply_settings(settings: Machine) -> None:
 
 @dataclass(frozen=True)
 class Workshop:
-    """All that a client's work needs, except for its task."""
+    """All that a job needs, except for the job itself."""
 
     method: Method
     model: ElasticModel
     clients: Parts
+    test: Examples
 
-    def do(self, task: Task) -> Answer:
-        """The answer to a task."""
-        return answer_to(task, self.method, self.clients.part(task.client.id), self.model)
+    def do(self, rest: Value, tensors: Tensors) -> Value:
+        """What a job asks for."""
+        if "batches" in rest:
+            patches, batches = evaluation_of(rest, tensors)
+            scores = batch_scores(self.model, patches, self.test, batches)
+            return {"scores": [[count, values] for count, values in scores]}
+        task = task_of(rest, tensors[0])
+        return answer_value(answer_to(task, self.method, self.clients.part(task.client.id), self.model))
 
 
 def workshop_of(
@@ -84,12 +90,13 @@ def workshop_of(
     example: Batch,
     objective: Objective,
     examples: Examples,
+    test: Examples,
     partition: tuple[torch.Tensor, torch.Tensor],
 ) -> Workshop:
     """Build the model; it was traced in the parent, and its groups are plain data."""
     order, offsets = partition
     clients = Parts(examples, Partition(order.numpy(), offsets.numpy()))
-    return Workshop(method, ElasticModel(module, groups, example, objective), clients)
+    return Workshop(method, ElasticModel(module, groups, example, objective), clients, test)
 
 
 class Desk:
@@ -99,20 +106,20 @@ class Desk:
         self._line, self._mailbox = line, mailbox
         self._free = START
 
-    def next_task(self) -> tuple[int, Task] | None:
-        """The number of the next task and the task; None when the parent has hung up."""
+    def next_job(self) -> tuple[int, Value, Tensors] | None:
+        """The number of the next job, what is to be done, and with which tensors; None when the parent has hung up."""
         received = b""
         while len(received) < SIGNAL.size:
             more = self._line.recv(SIGNAL.size - len(received))
             if not more:
                 return None
             received += more
-        number, patch_bytes, rest_bytes = SIGNAL.unpack(received)
-        rest = aligned(START + patch_bytes)
+        number, tensor_bytes, rest_bytes = SIGNAL.unpack(received)
+        rest = aligned(START + tensor_bytes)
         self._free = aligned(rest + rest_bytes)
         with self._mailbox.view(self._free) as view:
-            patch = decode(view[START : START + patch_bytes])
-            return number, task_of(decode(view[rest : rest + rest_bytes]), patch)
+            tensors = decode(view[START : START + tensor_bytes])
+            return number, decode(view[rest : rest + rest_bytes]), tensors
 
     def put(self, kind: int, value: Any) -> None:
         """Leave a value for the parent."""
@@ -150,6 +157,6 @@ def main() -> None:
     apply_settings(parts.pop("machine"))
     workshop = workshop_of(**parts)
     desk.put(READY, None)
-    while (given := desk.next_task()) is not None:
-        number, task = given
-        desk.put(ANSWER, [number, answer_value(workshop.do(task))])
+    while (given := desk.next_job()) is not None:
+        number, rest, tensors = given
+        desk.put(ANSWER, [number, workshop.do(rest, tensors)])

@@ -8,6 +8,7 @@ a worker that dies → its task goes to another one, once; then the client count
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import weakref
@@ -20,10 +21,13 @@ from typing import Any
 
 import torch
 
+from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_score
 from fedtailor.data.federated import FederatedData
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.patch import Patch
 from fedtailor.engines.engine import Answer
 from fedtailor.engines.luggage import NotPortable, pack
+from fedtailor.engines.messages import Job, Tensors, Value, answer_of, evaluation_value, task_value
 from fedtailor.engines.shared_memory import SharedMemory
 from fedtailor.engines.worker import machine_settings
 from fedtailor.engines.worker_process import Died, WorkerProcess
@@ -41,7 +45,7 @@ class WorkerPool:
 
     def __init__(self, method: Method, model: ElasticModel, data: FederatedData, workers: int) -> None:
         require(workers >= 1, "engine.workers", workers, "at least 1")
-        self.method, self.model, self.count = method, model, workers
+        self.method, self.model, self.data, self.count = method, model, data, workers
         self._luggage = pack(luggage_for(method, model, data))
         self._workers: list[WorkerProcess] = []
         self._failed_starts = 0
@@ -68,7 +72,50 @@ class WorkerPool:
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task, as they come; None when none came for a moment."""
-        waiting = deque(sorted(tasks, key=self._effort, reverse=True))
+        shared: dict[int, Tensors] = {}  # of one patch that many tasks carry, the tensors are sent once
+        jobs = [
+            Job(
+                shared.setdefault(id(task.patch), [dict(task.patch.values)]),
+                task_value(task), self._effort(task), task,
+            )
+            for task in tasks
+        ]  # fmt: skip
+        for done in self._work(jobs):
+            if done is None or done[0].task is None:
+                yield None
+                continue
+            task, result = done[0].task, done[1]
+            if isinstance(result, Lost):
+                yield Dropped(task.client.id, task.round, "worker-died", result.cause)
+            else:
+                yield answer_of(result)
+
+    def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
+        """Loss and metrics of each on the test examples, the batches of which are shared out between the workers."""
+        test, jobs = self.data.test, list[Job]()
+        places: dict[int, tuple[int, range]] = {}
+        for number, patches in enumerate(deployed):
+            tensors = [dict(patch.values) for patch in patches]
+            effort = sum(self.model.cost(patch.cut).macs for patch in patches)
+            for batches in _shares(batches_of(test), self.count):
+                job = Job(tensors, evaluation_value(patches, batches), effort * len(batches))
+                places[id(job)] = number, batches
+                jobs.append(job)
+        scores: list[dict[int, Score]] = [{} for _ in deployed]
+        for done in self._work(jobs):
+            if done is None:
+                continue
+            number, batches = places[id(done[0])]
+            if isinstance(done[1], Lost):  # twice: in this process it can only fail with a message
+                found = batch_scores(self.model, deployed[number], test, batches)
+            else:
+                found = [(count, values) for count, values in done[1]["scores"]]
+            scores[number].update(zip(batches, found, strict=True))
+        return [mean_score(each[batch] for batch in sorted(each)) for each in scores]
+
+    def _work(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Value | Lost] | None]:
+        """Every job with what came of it, as they come; None when nothing came for a moment."""
+        waiting = deque(sorted(jobs, key=lambda job: job.effort, reverse=True))
         tries: Counter[int] = Counter()
         try:
             while waiting or self._busy():
@@ -78,14 +125,14 @@ class WorkerPool:
                 if not heard:
                     yield None
                 for worker in heard or self._workers.copy():
-                    task = worker.task
-                    answer = self._listen(worker) if heard else self._look_after(worker)
-                    if isinstance(answer, Lost) and task is not None and tries[id(task)] < TRIES:
-                        waiting.appendleft(task)
-                    elif isinstance(answer, Lost) and task is not None:
-                        yield Dropped(task.client.id, task.round, "worker-died", answer.cause)
-                    elif isinstance(answer, Answer):
-                        yield answer
+                    job = worker.job
+                    result = self._listen(worker) if heard else self._look_after(worker)
+                    if job is None or result is None:
+                        continue
+                    if isinstance(result, Lost) and tries[id(job)] < TRIES:
+                        waiting.appendleft(job)
+                    else:
+                        yield job, result
         finally:
             # Whoever is still at work was given up by the caller: nobody will listen to the answer.
             for worker in self._busy():
@@ -110,15 +157,15 @@ class WorkerPool:
         return cost.macs * task.client.num_examples
 
     def _busy(self) -> list[WorkerProcess]:
-        return [worker for worker in self._workers if worker.task is not None]
+        return [worker for worker in self._workers if worker.job is not None]
 
     def _heard(self, seconds: float) -> list[WorkerProcess]:
         """The workers that have said something, or hung up."""
         return wait(self._workers, seconds)  # type: ignore[arg-type, return-value]
 
-    def _give_out(self, waiting: deque[Task], tries: Counter[int]) -> None:
+    def _give_out(self, waiting: deque[Job], tries: Counter[int]) -> None:
         for worker in self._workers.copy():
-            if waiting and worker.ready and worker.task is None:
+            if waiting and worker.ready and worker.job is None:
                 try:
                     worker.give(waiting[0])
                 except Died:  # before it was given anything
@@ -126,7 +173,7 @@ class WorkerPool:
                 else:
                     tries[id(waiting.popleft())] += 1
 
-    def _listen(self, worker: WorkerProcess) -> Answer | Lost | None:
+    def _listen(self, worker: WorkerProcess) -> Value | Lost | None:
         try:
             answer = worker.receive()
         except Died as error:
@@ -163,6 +210,16 @@ class Lost:
     cause: str
 
 
+def _shares(batches: range, count: int) -> list[range]:
+    """Batches in as many runs as there are workers, of nearly equal length.
+
+    >>> _shares(range(5), 2)
+    [range(0, 2), range(2, 5)]
+    """
+    edges = [len(batches) * number // count for number in range(count + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(edges) if first < last]
+
+
 def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dict[str, Any]:
     """What a worker needs to do tasks: the arguments of ``workshop_of``, and how PyTorch is set up here."""
     if os.name != "posix" or not sys.executable:
@@ -178,6 +235,7 @@ def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dic
         "example": model.example,
         "objective": model.objective,
         "examples": data.train,
+        "test": data.test,
         "partition": (torch.from_numpy(partition.order), torch.from_numpy(partition.offsets)),
         "machine": machine_settings(),
     }

@@ -13,15 +13,12 @@ from contextlib import suppress
 
 import torch
 
-from fedtailor.elastic.patch import Patch
-from fedtailor.engines.engine import Answer
 from fedtailor.engines.lifeline import beat_of
 from fedtailor.engines.luggage import NotPortable
-from fedtailor.engines.messages import answer_of, task_value
+from fedtailor.engines.messages import Job, Tensors, Value
 from fedtailor.engines.shared_memory import SharedMemory, aligned
 from fedtailor.engines.worker import ANSWER, FAILED, READY, SIGNAL, START
 from fedtailor.errors import FedtailorError
-from fedtailor.round import Task
 from fedtailor.wire import DecodeError, decode, encode
 
 # The path first: what follows may be found nowhere else.
@@ -45,14 +42,14 @@ class WorkerFailed(FedtailorError):  # noqa: N818
 
 
 class WorkerProcess:
-    """A child process, its mailbox, and the task that it is at."""
+    """A child process, its mailbox, and the job that it is at."""
 
     def __init__(self, luggage: SharedMemory) -> None:
-        self.task: Task | None = None
+        self.job: Job | None = None
         self.ready = False
         self._number = 0
-        self._patch: Patch | None = None  # what lies in the mailbox
-        self._patch_bytes = 0
+        self._tensors: Tensors | None = None  # what lies in the mailbox
+        self._tensor_bytes = 0
         self._received = b""
         self._beat, self._silent = 0, 0.0
         self._seen = self._started = time.monotonic()
@@ -76,22 +73,22 @@ class WorkerProcess:
         """Readable when there is something to ``receive``."""
         return self._line.fileno()
 
-    def give(self, task: Task) -> None:
-        """Hand over a task; the worker must be idle."""
-        if self._patch is not task.patch:  # statistics queries ask many clients about one patch
-            end = self._mailbox.write(START, encode(dict(task.patch.values)))
-            self._patch, self._patch_bytes = task.patch, end - START
-        rest = aligned(START + self._patch_bytes)
-        end = self._mailbox.write(rest, encode(task_value(task)))
+    def give(self, job: Job) -> None:
+        """Hand over a job; the worker must be idle."""
+        if self._tensors is not job.tensors:  # statistics queries ask many clients about one patch
+            end = self._mailbox.write(START, encode(job.tensors))
+            self._tensors, self._tensor_bytes = job.tensors, end - START
+        rest = aligned(START + self._tensor_bytes)
+        end = self._mailbox.write(rest, encode(job.rest))
         self._number += 1
-        self.task = task
+        self.job = job
         try:
-            self._line.sendall(SIGNAL.pack(self._number, self._patch_bytes, end - rest))
+            self._line.sendall(SIGNAL.pack(self._number, self._tensor_bytes, end - rest))
         except OSError as error:
             raise Died(str(error)) from error
 
-    def receive(self) -> Answer | None:
-        """The answer to the task, or None if there is nothing of the kind yet. Does not wait."""
+    def receive(self) -> Value | None:
+        """What came of the job, or None if nothing has yet. Does not wait."""
         try:
             more = self._line.recv(SIGNAL.size - len(self._received))
         except BlockingIOError:
@@ -117,10 +114,10 @@ class WorkerProcess:
         if kind == READY:
             self.ready = True
             return None
-        if kind != ANSWER or self.task is None or value[0] != self._number:
+        if kind != ANSWER or self.job is None or value[0] != self._number:
             raise Died("it answered what was not asked")
-        self.task = None
-        return answer_of(value[1])
+        self.job = None
+        return dict(value[1])
 
     def check_life(self) -> None:
         """Refuse a worker that takes too long to start or shows no life."""
@@ -150,10 +147,11 @@ class WorkerProcess:
             self._process.wait(REAP_SECONDS)
         self._line.close()
         self._mailbox.close()
-        self._patch = None
+        self._tensors = None
 
     def _blame(self, text: str) -> str:
-        return text if self.task is None else f"client {self.task.client.id}, round {self.task.round}: {text}"
+        task = self.job.task if self.job is not None else None
+        return text if task is None else f"client {task.client.id}, round {task.round}: {text}"
 
 
 def _spawn(line: int, mailbox: int, luggage: int) -> subprocess.Popen[bytes]:

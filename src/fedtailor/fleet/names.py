@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.budget import LIMITS, Budget
 from fedtailor.elastic.selections import as_width
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.fleet import Fleet, Tier
@@ -30,7 +30,7 @@ class FleetSettings:
     drop_scale: float | None = None  # of uniform-k: below 1, more devices are of the top tier
     tiers: list[dict[str, Any]] = field(
         default_factory=list
-    )  # your own: name, share, width, macs, params, bytes
+    )  # your own: name, share, and limits such as width or macs
 
     def __post_init__(self) -> None:
         choices = ("static", "dynamic")
@@ -156,14 +156,12 @@ def fleet_examples() -> list[str]:
 
 
 def _own_tier(number: int, table: dict[str, Any]) -> Tier:
-    known = ("name", "share", "width", "macs", "params", "bytes")
+    known = ("name", "share", *LIMITS)
     for key in table:
         if key not in known:
             raise unknown(f"key of fleet.tiers[{number}]", key, known)
     budget = Budget(**{key: table[key] for key in known[2:] if key in table})
-    require(
-        bool(budget.limits), f"fleet.tiers[{number}]", table, "at least one of width, macs, params, bytes"
-    )
+    require(bool(budget.limits), f"fleet.tiers[{number}]", table, f"at least one of {', '.join(LIMITS)}")
     return Tier(str(table.get("name", f"tier {number}")), budget, _share(table.get("share", 1), number))
 
 

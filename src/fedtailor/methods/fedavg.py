@@ -6,6 +6,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
@@ -19,6 +20,8 @@ from fedtailor.methods import register
 @dataclass(frozen=True)
 class FedAvg(Method):
     """One network for all, sample-weighted mean; ``width`` below 1 makes it the smallest device's network."""
+
+    honours: ClassVar[frozenset[str] | None] = None  # everyone trains the same, whatever the budget
 
     width: WidthLike = 1
 

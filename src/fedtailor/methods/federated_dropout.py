@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from fedtailor.data.batches import Batch
-from fedtailor.elastic.budget import Budget, fit
+from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, fit
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.norm import Policy
@@ -40,6 +40,7 @@ class FederatedDropout(Method):
     in training (outputs divided by the share kept), or at evaluation (the full model's outputs multiplied by it).
     """
 
+    honours: ClassVar[frozenset[str] | None] = None  # one rate for all, whatever the budget
     policies: ClassVar[tuple[Policy, ...]] = ("averaged", "static")  # random cuts have no width of their own
 
     norm: Policy = "static"
@@ -102,6 +103,8 @@ class EFD(FederatedDropout):
     the fraction p_max / p of its units at random. FjORD's row in a table is one such run for every p.
     """
 
+    honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS
+
     global_width: WidthLike = 1
 
     def __post_init__(self) -> None:
@@ -112,7 +115,8 @@ class EFD(FederatedDropout):
         return prefix(model.groups, as_width(self.global_width), self.align)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
-        whole, able = self.cut_for(client.budget, model), fit(model, client.budget, self.align)
+        whole = self.cut_for(client.budget, model)
+        able = fit(model, client.budget, self.align, workload=self.workload)
         if able.holds(whole):
             return whole
         owner = client.id if self.mask == "client" else None

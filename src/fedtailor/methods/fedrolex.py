@@ -48,7 +48,8 @@ class FedRolex(HeteroFL):
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """All clients of a round share the start of the window."""
         starts = window_starts(model.groups, state.round, self.phase, seeds)
-        return window(model.groups, fit(model, client.budget, self.align), starts.__getitem__)
+        size = fit(model, client.budget, self.align, workload=self.workload)
+        return window(model.groups, size, starts.__getitem__)
 
 
 def window_starts(groups: ChannelGroups, round: int, phase: str, seeds: Seeds) -> dict[str, int]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtailor.client.losses import distillation_loss
 from fedtailor.data.batches import Batch
 from fedtailor.elastic import norm
-from fedtailor.elastic.budget import Budget, meets
+from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, meets
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
@@ -43,6 +43,9 @@ class FjORD(Method):
     """
 
     inactive: ClassVar[Literal["held", "active"]] = "held"  # the authors decay all that a client holds
+
+    # A step with distillation runs two networks: it may take more memory and time than the cut alone.
+    honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS - {"memory", "step_time"}
 
     norm: Policy = "per_width"
     widths: str | tuple[WidthLike, ...] = "uniform-5"  # P: uniform-k for 1/k, 2/k ... 1, or a list

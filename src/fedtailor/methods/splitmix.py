@@ -60,7 +60,8 @@ class SplitMix(Method):
 
     def bases_for(self, budget: Budget, model: ElasticModel) -> int:
         """How many base networks a budget pays for: floor(R / rho), in exact arithmetic."""
-        affordable = width_of(fit(model, budget), model.groups) / as_width(self.base)
+        largest = fit(model, budget, workload=self.workload)
+        affordable = width_of(largest, model.groups) / as_width(self.base)
         if affordable < 1:
             raise FedtailorError(
                 f"{budget} is below one base network of width {self.base}; choose a smaller method.base"

@@ -36,6 +36,7 @@ class UniProb(Method):
     Only the multiply-accumulates shrink: each step gathers the active channels into a small dense network.
     """
 
+    honours: ClassVar[frozenset[str] | None] = frozenset({"width", "macs"})  # everyone holds the full model
     inactive: ClassVar[Literal["held", "active"]] = "active"  # a channel that was not drawn rests
 
     norm: Policy = "static"

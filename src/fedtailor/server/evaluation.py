@@ -12,7 +12,7 @@ from fedtailor.elastic.budget import Budget, fit
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
-from fedtailor.engines.engine import Engine
+from fedtailor.engines.engine import Engine, Measuring
 from fedtailor.fleet import Tier
 from fedtailor.method import Method
 from fedtailor.round import Client, Dropped, Reply, ServerState, Task, Update
@@ -45,7 +45,11 @@ def calibrate(
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)  # statistics of older weights are of no use
         everyone = [client for client in clients if client.num_examples > 1]
-        able = [client for client in everyone if fit(model, client.budget, method.align).holds(cut)]
+        able = [
+            client
+            for client in everyone
+            if fit(model, client.budget, method.align, workload=method.workload).holds(cut)
+        ]
         answers = _statistics(method, state, cut, able, model, engine, seeds, dropped)
         answers = answers or _statistics(method, state, cut, everyone, model, engine, seeds, dropped)
         weights = holder_mean(weights, answers, model, by_samples)
@@ -91,6 +95,8 @@ def evaluate_tiers(
             known[cuts] = len(deployed)
             deployed.append(patches)
         places[tier.name] = known[cuts]
-    measure = getattr(engine, "measure", None)
-    scores = measure(deployed) if measure else [evaluate_patches(model, each, test) for each in deployed]
+    if isinstance(engine, Measuring):
+        scores = engine.measure(deployed)
+    else:
+        scores = [evaluate_patches(model, patches, test) for patches in deployed]
     return {name: scores[place] for name, place in places.items()}

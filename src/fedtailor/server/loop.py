@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtailor.data.federated import FederatedData
+from fedtailor.elastic.budget import check_honoured
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.engines.engine import Engine
 from fedtailor.engines.settings import EngineSettings
@@ -67,6 +68,8 @@ def run_rounds(
 
     A run that starts from a checkpoint of itself goes through the same rounds, bit for bit.
     """
+    for tier in fleet.tiers:
+        check_honoured(tier.budget, method.honours, method.name)
     at = start or first_checkpoint(method, model)
     engine = engine if isinstance(engine, Timely) else Timely(engine, settings.engine.deadline)
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
@@ -81,7 +84,7 @@ def run_rounds(
             state = calibrate(method, state, budgets, able, model, engine, seeds, refused)
             strikes = faults.with_strikes(strikes, able, refused)
             row["refused"] = faults.counted(row["refused"], refused)
-            row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test, engine)
+            row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test, engine.engine)
             state = method.observe(state, row["tiers"])
             best = settings.stopping.judge(best, state.round, row["tiers"])
             row["best_round"] = best.round
