@@ -5,8 +5,8 @@
 The client holds the whole ResNet-18 (CIFAR form) and takes FjORD's steps at one width: copying the weights together,
 forward, backward, SGD, writing back, statistics of the width included. The plain step runs the extracted small module
 with torch.optim.SGD. Both alternate, so that a busy machine slows both, and the lower quartile of each is compared.
-One thread, no momentum, no weight decay. Memory is the growth of the process's resident set while a client of that
-width trains, each in a process of its own.
+Processor time of one thread, no momentum, no weight decay. Memory is the growth of the process's resident set while a
+client of that width trains, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def plain_step(
 
 
 def measure_time(widths: list[str], batch_size: int, repeats: int) -> list[dict[str, Any]]:
-    """Seconds per step, ours and plain, alternating."""
+    """Processor seconds per step, ours and plain, alternating."""
     model, batch = resnet(), batch_of(batch_size)
     rows = []
     for width in widths:
@@ -95,10 +95,10 @@ def measure_time(widths: list[str], batch_size: int, repeats: int) -> list[dict[
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         for repeat in range(repeats + 3):
             for name, step in steps.items():
-                started = time.perf_counter()
+                started = time.process_time()
                 step()
                 if repeat >= 3:  # the first steps choose algorithms and fill caches
-                    seconds[name].append(time.perf_counter() - started)
+                    seconds[name].append(time.process_time() - started)
         quartiles = {name: sorted(values)[len(values) // 4] for name, values in seconds.items()}
         rows.append(
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -34,6 +35,7 @@ def test_wheel_runs_from_a_clean_environment(tmp_path: Path):
     # appended behind the environment's own folder, and as plain path: an editable install there does not count
     (site / "dependencies.pth").write_text(dependencies + "\n")
     python = environment / "bin" / "python"
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     where = subprocess.run(
         [python, "-c", "import fedtailor; print(fedtailor.__file__)"],
@@ -43,5 +45,7 @@ def test_wheel_runs_from_a_clean_environment(tmp_path: Path):
     )
     assert where.stdout.startswith(str(environment))
     for words in (["init"], ["run", "fedtailor.toml", "--set", "rounds=1", "--set", "model.channels=[4,8]"]):
-        subprocess.run([python, "-m", "fedtailor", *words], check=True, cwd=tmp_path, capture_output=True)
+        subprocess.run(
+            [python, "-m", "fedtailor", *words], check=True, cwd=tmp_path, capture_output=True, env=outside
+        )
     assert (tmp_path / "runs/first/weights.safetensors").is_file()

@@ -39,7 +39,9 @@ def test_masked_cross_entropy_is_the_formula(problem):
         -row[label] + math.log(math.fsum(math.exp(row[c]) for c in owned) + logits.shape[1] - len(owned))
         for row, label in zip(logits.tolist(), labels.tolist(), strict=True)
     ]
-    assert loss.item() == pytest.approx(math.fsum(terms) / len(terms), rel=1e-12, abs=1e-12)
+    assert loss.item() == pytest.approx(
+        math.fsum(terms) / len(terms), rel=1e-12, abs=1e-11
+    )  # exp and log cancel: logits reach 10
 
 
 @given(masked_problems())

@@ -18,7 +18,7 @@ from fedtailor.engines.luggage import NotPortable, check_portable, pack, unpack
 from fedtailor.engines.shared_memory import LINE, SharedMemory
 from fedtailor.engines.worker_pool import WorkerPool, luggage_for
 from fedtailor.methods import get_method
-from helpers import bits, cnn_model, image_data, tiny_mlp, vector_data
+from helpers import bits, cnn_model, image_data, tiny_cnn, tiny_mlp, vector_data
 
 
 def back(**parts):
@@ -116,10 +116,11 @@ def test_a_lambda_as_loss_is_refused_before_any_process_starts():
 
 
 def test_other_devices_are_refused():
-    model = cnn_model()
+    data = image_data()
+    model = elastic(tiny_cnn(), data.example())  # one of its own: the shared one must stay as it is
     model.module.to("meta")
     with pytest.raises(NotPortable, match="device = meta: worker processes run on the CPU"):
-        luggage_for(get_method("fedavg")(), model, image_data())
+        luggage_for(get_method("fedavg")(), model, data)
 
 
 def test_shared_memory_grows_and_is_given_back():

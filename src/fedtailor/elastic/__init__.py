@@ -34,10 +34,11 @@ def elastic(
     ``example`` is a small batch as training will see it: a tuple with the target last, or a dict. The module itself is
     never touched.
 
-    ``keep`` names layers or tensors that stay whole (``"head.*"``: all below it), ``tie`` pairs of layers whose
-    output channels shrink together. ``minimum`` and ``multiple`` say how many channels a cut must keep at least, and
-    in multiples of what: one number for all groups, or one for each layer named. ``on_unknown="keep"`` leaves
-    channels that reach an operation without a rule uncut instead of refusing.
+    ``keep`` names layers whose output channels stay (``"head"``: all layers below it too; ``"block*"``: a pattern)
+    and tensors that stay whole, ``tie`` pairs of layers whose output channels shrink together. ``minimum`` and
+    ``multiple`` say how many channels a cut must keep at least, and in multiples of what: one number for all groups,
+    or one for each layer named. ``on_unknown="keep"`` leaves channels that reach an operation without a rule uncut
+    instead of refusing.
     """
     return choose(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple))
 

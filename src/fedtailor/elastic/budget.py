@@ -139,10 +139,22 @@ class _Search:
             return widths[last], self.broken(self.counts(widths[last + 1]))
         return widths[last], () if self.counts(self.ceiling) == self.full else ("width",)
 
-    def per_group(self, level: Fraction) -> tuple[Counts, tuple[str, ...]]:
+    def per_group(self, width: Fraction) -> tuple[Counts, tuple[str, ...]]:
         """Counts from which no group can grow, and the limits that growing one would break."""
-        counts, ceilings = self.counts(level), self.counts(self.ceiling)
-        growing = {group for group, ceiling in enumerate(ceilings) if counts[group] < ceiling}
+        counts, ceilings = self.counts(width), self.counts(self.ceiling)
+        while growing := {g for g, each in self.steps(counts, ceilings).items() if not self.broken(each)}:
+            # Once is enough where costs only rise; with attention of equal sizes, growing may make room.
+            counts = self.filled(counts, ceilings, growing)
+        broken = {name for each in self.steps(counts, ceilings).values() for name in self.broken(each)}
+        if any(
+            count == ceiling < full for count, ceiling, full in zip(counts, ceilings, self.full, strict=True)
+        ):
+            broken.add("width")
+        return counts, tuple(name for name in LIMITS if name in broken)
+
+    def filled(self, counts: Counts, ceilings: Counts, growing: set[int]) -> Counts:
+        """Progressive filling: these groups widen together until a limit stops one after the other."""
+        level = min(Fraction(counts[group], self.full[group]) for group in growing)
         while growing:
             levels = [level, *self.levels(growing, level)]
             last = self.highest(counts, growing, levels)
@@ -153,17 +165,18 @@ class _Search:
                 counts = counts if self.broken(larger) else larger
                 if counts != larger or counts[group] == ceilings[group]:
                     growing.remove(group)
-        steps = [
-            _with(counts, group, self.members[group][bisect_right(self.members[group], count)])
-            for group, count in enumerate(counts)
-            if count < ceilings[group]
-        ]
-        broken = {name for larger in steps for name in self.broken(larger)}
-        if any(
-            count == ceiling < full for count, ceiling, full in zip(counts, ceilings, self.full, strict=True)
-        ):
-            broken.add("width")
-        return counts, tuple(name for name in LIMITS if name in broken)
+        return counts
+
+    def steps(self, counts: Counts, ceilings: Counts) -> dict[int, Counts]:
+        """For each group that is not at its ceiling, the counts with this group one step larger."""
+        following = (
+            each[bisect_right(each, count) :] for each, count in zip(self.members, counts, strict=True)
+        )
+        return {
+            group: (*counts[:group], larger[0], *counts[group + 1 :])
+            for group, larger in enumerate(following)
+            if counts[group] < ceilings[group]
+        }
 
     def highest(self, counts: Counts, groups: set[int], levels: list[Fraction]) -> int:
         """The last of the levels that these groups can reach together."""
@@ -209,10 +222,6 @@ def _last(count: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _with(counts: Counts, group: int, count: int) -> Counts:
-    return (*counts[:group], count, *counts[group + 1 :])
 
 
 def _cost_limits(budget: Budget) -> dict[str, Limit]:

@@ -11,7 +11,7 @@ from torch import nn
 from fedtailor.client.losses import Objective
 from fedtailor.data.batches import Batch, batch_size, inputs_of, map_tensors
 from fedtailor.elastic.check import disagreement
-from fedtailor.elastic.copies import weightless
+from fedtailor.elastic.copies import hooked, weightless
 from fedtailor.elastic.groups import ChannelGroups, Constraint, Size
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.rewrite import stand_in
@@ -85,6 +85,7 @@ def _first_good(
         "for the layer that mixes them with fedtailor.elastic.layer_rule"
         + (f". The traced graph failed too: {problems[1]}" if len(problems) > 1 else "")
         + (f". The traced graph cannot stand in: {traced.obstacle}" if traced.obstacle else "")
+        + (f". Hooks of {', '.join(hooked(module))} are not traced" if hooked(module) else "")
     )
 
 

@@ -173,8 +173,13 @@ def _still(traced: Traced) -> Iterator[None]:
     recordings = [traced.evaluation, *([] if traced.training is None else [traced.training])]
     names = [str(node.target) for recording in recordings for node in recording.network.graph.nodes]
     random = any(word in name for name in names for word in (*RANDOM, "dropout"))
-    with _Still() if random else nullcontext(), redirect_stderr(StringIO()):
-        yield
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # fused Transformer layers leave padded positions empty
+    try:
+        with _Still() if random else nullcontext(), redirect_stderr(StringIO()):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class _Still(TorchFunctionMode):

@@ -38,12 +38,24 @@ def weightless(module: M) -> M:
 
 
 def recordable(module: M, training: bool) -> M:
-    """A copy of the module to record: without gradients and hooks (they would be handed what is not a tensor)."""
+    """A copy of the module to record, without gradients.
+
+    Hooks of the user's own modules are gone: recording would hand them what is not a tensor. Hooks of layers stay.
+    """
     duplicate = in_mode(_copy(module, lambda value: value.detach().clone()), training)
     for part in duplicate.modules():
-        part._forward_hooks.clear()
-        part._forward_pre_hooks.clear()
+        if type(part) not in LAYER_RULES:
+            part._forward_hooks.clear()
+            part._forward_pre_hooks.clear()
     return duplicate
+
+
+def hooked(module: nn.Module) -> list[str]:
+    """The parts of the user's own that have hooks, which are not recorded."""
+    parts = [(name, part) for name, part in module.named_modules() if type(part) not in LAYER_RULES]
+    return [
+        name or "the module itself" for name, part in parts if part._forward_hooks or part._forward_pre_hooks
+    ]
 
 
 def in_mode(module: M, training: bool) -> M:
@@ -69,6 +81,10 @@ def _copy(module: M, tensor: Callable[[Tensor], Tensor]) -> M:
     for value in [*module.parameters(), *module.buffers()]:
         made = tensor(value)
         memo[id(value)] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
+    for part in module.modules():
+        for value in vars(part).values():  # an activation that forward left behind
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
     try:
         return copy.deepcopy(module, memo)
     except (RuntimeError, TypeError) as error:

@@ -48,18 +48,12 @@ class Costing:
     def members(self, align: int = 1) -> tuple[tuple[int, ...], ...]:
         """For each elastic group the numbers of units that a cut may keep, ascending."""
         if align not in self._members:
-            groups = self._model.groups
-            self._members[align] = tuple(
-                tuple(
-                    sorted(
-                        {
-                            units_of(groups, group, Fraction(count, full), align)
-                            for count in range(1, full + 1)
-                        }
-                    )
-                )
-                for group, full in zip(groups.elastic, self.full, strict=True)
-            )
+            allowed = []
+            for group, full in zip(self._model.groups.elastic, self.full, strict=True):
+                widths = (Fraction(count, full) for count in range(1, full + 1))
+                counts = {units_of(self._model.groups, group, width, align) for width in widths}
+                allowed.append(tuple(sorted(counts)))
+            self._members[align] = tuple(allowed)
         return self._members[align]
 
     def counts(self, cut: Cut) -> Counts:

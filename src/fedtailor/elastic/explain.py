@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.groups import ChannelGroups, Extent
+from fedtailor.elastic.groups import ChannelGroups
 
 if TYPE_CHECKING:
     from fedtailor.elastic.model import ElasticModel
@@ -25,9 +23,7 @@ def explain(model: ElasticModel) -> str:
 
 def elastic_share(model: ElasticModel) -> float:
     """The share of parameters that some cut leaves out."""
-    sizes = {name: prod(extent.length for extent in model.groups.extents[name]) for name in model.parameters}
-    rigid = sum(_rigid(model.groups, model.groups.extents[name]) for name in model.parameters)
-    return 1 - rigid / max(1, sum(sizes.values()))
+    return model.groups.elastic_share(model.parameters)
 
 
 def smallest(groups: ChannelGroups) -> Cut:
@@ -36,19 +32,6 @@ def smallest(groups: ChannelGroups) -> Cut:
         group: groups.constraint(group).round_up(1, of=groups.widths[group]) for group in groups.elastic
     }
     return Cut.of(groups, {group: range(count) for group, count in counts.items()})
-
-
-def _rigid(groups: ChannelGroups, extents: Sequence[Extent], only: str | None = None) -> int:
-    """Entries of a tensor that lie on no elastic axis (of one group, if it is given)."""
-    elastic = {only} if only else set(groups.elastic)
-    count = 1
-    for extent in extents:
-        driven = np.zeros(extent.length, dtype=bool)
-        for axis in extent.axes:
-            if axis.group in elastic:
-                driven[axis.positions(range(groups.widths[axis.group]))] = True
-        count *= int((~driven).sum())
-    return count
 
 
 def _summary(model: ElasticModel) -> str:
@@ -68,7 +51,7 @@ def _elastic(model: ElasticModel) -> str:
         touched = 0
         for name in model.parameters:
             extents = groups.extents[name]
-            touched += prod(extent.length for extent in extents) - _rigid(groups, extents, group)
+            touched += prod(extent.length for extent in extents) - groups.rigid(name, group)
         units = str(groups.widths[group])
         constraint = groups.constraint(group)
         units += f" (at least {constraint.minimum})" if constraint.minimum > 1 else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +126,24 @@ class ChannelGroups:
                 if taken:
                     return taken
         return 1
+
+    def rigid(self, tensor: str, only: str | None = None) -> int:
+        """How many entries of a tensor no cut leaves out (no cut of one group, if it is given)."""
+        elastic = {only} if only else set(self.elastic)
+        count = 1
+        for extent in self.extents[tensor]:
+            driven = np.zeros(extent.length, dtype=bool)
+            for axis in extent.axes:
+                if axis.group in elastic:
+                    driven[axis.positions(range(self.widths[axis.group]))] = True
+            count *= int((~driven).sum())
+        return count
+
+    def elastic_share(self, tensors: Iterable[str]) -> float:
+        """The share of all entries of these tensors that some cut leaves out."""
+        names = list(tensors)
+        total = sum(prod(extent.length for extent in self.extents[name]) for name in names)
+        return 1 - sum(self.rigid(name) for name in names) / max(1, total)
 
     def tensors(self, group: str) -> list[tuple[str, int]]:
         """The (tensor, axis) pairs that a group drives."""

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
@@ -26,7 +27,6 @@ class Labeller:
         self.shared = shared
         self.known: dict[fx.Node, Any] = {}  # values of the example, tensors as operands
         self.axes: dict[fx.Node, tuple[Indices | None, ...]] = {}  # shapes, as the units along each axis
-        self.open: dict[fx.Node, bool] = {}  # whether a number depends on sizes that are not channels
 
     def run(self, graph: fx.Graph) -> None:
         """Apply the rule of every node, in order."""
@@ -38,7 +38,7 @@ class Labeller:
 
     def is_open(self, node: fx.Node) -> bool:
         """Whether a number depends on sizes that are not channels: batch, time, space."""
-        return self.open.get(node, False)
+        return node in self.notes.open
 
     def _visit(self, node: fx.Node) -> None:
         value = node.meta["value"]
@@ -51,7 +51,7 @@ class Labeller:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: self.known[n])
         site = Site(node, tuple(args), kwargs, value, self.units, layer, path, self.shared, self.notes)
         labels = self._rule(site)(site)
-        self.known[node] = _attach(value, plain(value) if labels is None else labels)
+        self.known[node] = self._attach(value, plain(value) if labels is None else labels)
 
     def _layer(self, node: fx.Node) -> tuple[Any, str]:
         if node.op == "call_module":
@@ -77,42 +77,65 @@ class Labeller:
 
     def _unknown(self, site: Site) -> Any:
         reaching = [labels for operand in site.operands() for labels in operand.labels if labels is not None]
-        if (
-            site.node.op == "call_module"
-        ):  # a layer without a rule may hold weights that must not be cut either
+        if site.node.op == "call_module":  # its own weights must not be cut either
+            reason = f"belongs to {site.place}, which has no rule"
             for name, value in site.layer.named_parameters():
                 for dim, length in enumerate(value.shape):
-                    self.units.fix(
-                        site.axis(site.tensor(name), dim, length),
-                        f"belongs to {site.place}, which has no rule",
-                    )
+                    self.units.fix(site.axis(site.tensor(name), dim, length), reason)
         self.notes.unknown.append((site, reaching))
         return plain(site.output)
 
     def _trace_number(self, node: fx.Node) -> None:
         """Where a number comes from: which axes of channels, and whether other sizes take part."""
-        axes: tuple[Indices | None, ...] | None = None
-        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        known = None if source is None else self.known.get(source)
-        if isinstance(known, Operand) and (node.target == "size" or node.args[1:] == ("shape",)):
-            axes = known.labels
-            dim = node.args[1] if node.target == "size" and len(node.args) > 1 else node.kwargs.get("dim")
-            axes = (axes[dim],) if isinstance(dim, int) else axes
-        elif (
-            source in self.axes and node.target is operator.getitem and isinstance(node.args[1], int | slice)
-        ):
-            chosen = self.axes[source][node.args[1]]
-            axes = chosen if isinstance(chosen, tuple) else (chosen,)
+        axes = self._shape(node)
         if axes is not None:
             self.axes[node] = axes
-            self.notes.sources[node] = tuple(labels for labels in axes if labels is not None)
-            self.open[node] = any(labels is None for labels in axes)
-            return
-        before = node.all_input_nodes
-        self.notes.sources[node] = tuple(
-            labels for part in before for labels in self.notes.sources.get(part, ())
-        )
-        self.open[node] = any(self.is_open(part) for part in before) or node.target == "numel"
+            self.notes.sources[node] = tuple(labels for labels in axes if labels is not None and len(labels))
+            is_open = any(labels is None for labels in axes)
+        else:
+            before = node.all_input_nodes
+            self.notes.sources[node] = tuple(
+                labels for part in before for labels in self.notes.sources.get(part, ())
+            )
+            is_open = any(self.is_open(part) for part in before) or node.target == "numel"
+        if is_open:
+            self.notes.open.add(node)
+
+    def _shape(self, node: fx.Node) -> tuple[Indices | None, ...] | None:
+        """A shape, or a part of one, as the units along its axes: none for a literal number, None for other sizes."""
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            return None
+        source = node.args[0]
+        known = self.known.get(source)
+        if isinstance(known, Operand) and (node.target == "size" or node.args[1:] == ("shape",)):
+            dim = node.args[1] if node.target == "size" and len(node.args) > 1 else node.kwargs.get("dim")
+            return (known.labels[dim],) if isinstance(dim, int) else known.labels
+        if source not in self.axes:
+            return None
+        if node.target is operator.getitem and isinstance(node.args[1], int | slice):
+            chosen = self.axes[source][node.args[1]]
+            return chosen if isinstance(chosen, tuple) else (chosen,)
+        if node.target is operator.add and isinstance(
+            node.args[1], tuple | list
+        ):  # x.shape[:-1] + (heads, size)
+            return (*self.axes[source], *(self._entry(entry) for entry in node.args[1]))
+        return None
+
+    def _entry(self, entry: Any) -> Indices | None:
+        if not isinstance(entry, fx.Node):
+            return np.empty(0, dtype=np.int64)
+        axes = self.axes.get(entry)
+        return axes[0] if axes is not None and len(axes) == 1 else None
+
+    def _attach(self, value: Any, labels: Any) -> Any:
+        """The value with every tensor in it as an operand."""
+        if isinstance(value, Tensor):
+            return Operand(value, tuple(self.units.free(axis) for axis in labels))
+        if isinstance(value, dict):
+            return {key: self._attach(entry, labels[key]) for key, entry in value.items()}
+        if isinstance(value, tuple | list) and not isinstance(value, torch.Size) and labels is not None:
+            return tuple(self._attach(entry, held) for entry, held in zip(value, labels, strict=True))
+        return value
 
     def _output(self, node: fx.Node) -> None:
         args = fx.node.map_arg(node.args, lambda n: self.known[n])
@@ -121,17 +144,6 @@ class Labeller:
                 for labels in operand.labels:
                     self.units.fix(labels, "is an output of the module")
                     self.units.outputs += [] if labels is None else [labels]
-
-
-def _attach(value: Any, labels: Any) -> Any:
-    """The value with every tensor in it as an operand."""
-    if isinstance(value, Tensor):
-        return Operand(value, labels)
-    if isinstance(value, dict):
-        return {key: _attach(entry, labels[key]) for key, entry in value.items()}
-    if isinstance(value, tuple | list) and not isinstance(value, torch.Size) and labels is not None:
-        return tuple(_attach(entry, held) for entry, held in zip(value, labels, strict=True))
-    return value
 
 
 def _attribute(site: Site) -> Any:

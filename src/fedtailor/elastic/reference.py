@@ -71,13 +71,25 @@ class Reference:
             return self._attribute(node)
         known, mode = self.recording.labels.get(node), self.traced.notes.modes.get(node)
         if not any(isinstance(leaf, Operand) for leaf in tree_leaves(known)) and node.op != "call_module":
-            self.numbers[node] = self._call(node, self._number)
-            return self._call(node, self._value)
+            return self._both(node)
         if mode == "small":
             return self._map(self._call(node, self._gathered), known, self._spread)
         if mode == "masked":
             return self._call(node, self._silenced)
-        return self._call(node, self._arithmetic if mode == "arithmetic" else self._value)
+        value = self._call(node, self._arithmetic if mode == "arithmetic" else self._value)
+        return self._map(value, known, self._calmed)
+
+    def _both(self, node: fx.Node) -> Any:
+        """A number as the small network and as the full module have it."""
+        value = self._call(node, self._value)
+        try:
+            self.numbers[node] = self._call(node, self._number)
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ):  # it needs the values of tensors, which the small network lacks here
+            self.numbers[node] = value
+        return value
 
     def _attribute(self, node: fx.Node) -> Any:
         name = str(node.target)
@@ -162,6 +174,12 @@ class Reference:
                 x = x.index_fill(dim, torch.from_numpy(np.flatnonzero(~self._kept(labels))).to(x.device), 0)
         return x
 
+    def _calmed(self, x: Tensor, known: Operand) -> Tensor:
+        """Zeros where a dropped channel is no number (0 / 0): the zeros of the next weights would not silence it."""
+        if not x.is_floating_point() or bool(x.sum().isfinite()):
+            return x
+        return self._zeroed(x, known)
+
     def _spread(self, x: Tensor, known: Operand) -> Tensor:
         """A small result between zeros."""
         for dim, labels in enumerate(known.labels):
@@ -182,7 +200,10 @@ class Reference:
             and isinstance(known, tuple | list)
             and not isinstance(value, torch.Size)
         ):
-            return tuple(self._map(entry, held, function) for entry, held in zip(value, known, strict=True))
+            parts = [self._map(entry, held, function) for entry, held in zip(value, known, strict=True)]
+            if all(new is old for new, old in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         return value
 
     # Channels

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.fx._symbolic_trace import _assert_is_none
+from torch.utils._pytree import tree_leaves
 
 from fedtailor.elastic.groups import Indices
 from fedtailor.elastic.rules import LiteralSize, lookup
@@ -43,8 +45,9 @@ def write_sizes(graph: fx.Graph, root: nn.Module, literals: Sequence[LiteralSize
 
 def training_switches(graph: fx.Graph, other: fx.Graph) -> bool:
     """Make numbers that differ in training follow ``self.training``; False if the graphs differ in more."""
-    pairs = list(zip(graph.nodes, other.nodes, strict=False))
-    if len(graph.nodes) != len(other.nodes) or any((a.op, a.target) != (b.op, b.target) for a, b in pairs):
+    mine, theirs = _live(graph), _live(other)
+    pairs = list(zip(mine, theirs, strict=False))
+    if len(mine) != len(theirs) or any((a.op, a.target) != (b.op, b.target) for a, b in pairs):
         return False
     twin = {b: a for a, b in pairs}
     places: list[tuple[fx.Node, tuple[Any, ...], Any]] = []
@@ -59,6 +62,18 @@ def training_switches(graph: fx.Graph, other: fx.Graph) -> bool:
     if places:
         _switch(graph, places)
     return True
+
+
+def _live(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes whose values matter: without numbers that were only looked at."""
+    dead: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        number = node.op == "call_function" or node.op == "call_method"
+        number = number and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(node.meta["value"]))
+        pure = node.target not in (operator.setitem, _assert_is_none)
+        if number and pure and all(user in dead for user in node.users):
+            dead.add(node)
+    return [node for node in graph.nodes if node not in dead]
 
 
 def _differences(a: Any, b: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]] | None:

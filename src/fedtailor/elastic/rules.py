@@ -90,9 +90,12 @@ class Notes:
     modes: dict[fx.Node, Mode] = field(default_factory=dict)
     literals: list[LiteralSize] = field(default_factory=list)
     unknown: list[tuple[Site, list[Indices]]] = field(default_factory=list)
-    sources: dict[fx.Node, tuple[Indices, ...]] = field(
-        default_factory=dict
-    )  # axes that a number was computed from
+    sources: dict[fx.Node, tuple[Indices, ...]] = field(default_factory=dict)  # axes behind a computed number
+    open: set[fx.Node] = field(default_factory=set)  # numbers that depend on sizes that are not channels
+    front: frozenset[fx.Node] = (
+        frozenset()
+    )  # reshapes whose first new axis carries the channels, not the last
+    undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
 
 
 @dataclass(frozen=True)
@@ -172,12 +175,20 @@ class Site:
         value = lookup(self.node, path)
         if labels is None or isinstance(value, bool):
             return
-        if isinstance(value, int):
+        if self.constant(value):
+            value = value.meta["value"] if isinstance(value, fx.Node) else value
             self.notes.literals.append(LiteralSize(self.node, path, labels, value, self.place))
             self.units.parts.append(labels)
         elif isinstance(value, fx.Node):
             for axis in self.notes.sources.get(value, ()):
                 self._computed(axis, labels)
+
+    def constant(self, value: Any) -> bool:
+        """Whether a size is the same for every batch and every cut: a number, or computed from numbers only."""
+        if isinstance(value, fx.Node):
+            known = isinstance(value.meta.get("value"), int)
+            return known and not self.notes.sources.get(value) and value not in self.notes.open
+        return isinstance(value, int)
 
     def _computed(self, source: Indices, labels: Indices) -> None:
         """A size that was computed from another axis: ``q.view(b, t, heads, c // heads)`` with ``c`` of the stream.
@@ -204,6 +215,13 @@ class Site:
             self.units.tie(a, b)
         else:
             self.units.fix(a if a is not None else b, f"{reason} {self.place}")
+
+    @property
+    def reading(self) -> str:
+        """Why the columns of a weight cannot shrink where its input cannot."""
+        source = self.node.args[0] if self.node.args else None
+        direct = isinstance(source, fx.Node) and source.op == "placeholder"
+        return "reads the module's input in" if direct else "reads what cannot shrink in"
 
     def fix_axes(self, x: Operand, dims: Iterable[int], what: str) -> None:
         """Channels on these axes cannot shrink; ``what`` says why."""
@@ -243,7 +261,16 @@ def lookup(node: fx.Node, path: tuple[Any, ...]) -> Any:
 
 def describe(node: fx.Node, layer: nn.Module | None = None) -> str:
     """``'fft' (torch.fft.fft) at model.py:12``: what a person needs to find the place."""
-    target = type(layer).__name__ if layer is not None else getattr(node.target, "__name__", node.target)
+    target: Any = type(layer) if layer is not None else node.target
+    owner = getattr(target, "__self__", None)
+    if isinstance(owner, type):  # the ``apply`` of an autograd function
+        kind = f"{owner.__name__}.{target.__name__}"
+    elif getattr(target, "__module__", "").startswith(
+        "torch.ao"
+    ):  # quantised layers have the names of others
+        kind = f"{target.__module__}.{target.__name__}"
+    else:
+        kind = getattr(target, "__name__", target)
     name = node.target if layer is not None else node.name
     place = node.meta.get("place")
-    return f"{name!r} ({target})" + (f" at {place}" if place else "")
+    return f"{name!r} ({kind})" + (f" at {place}" if place else "")

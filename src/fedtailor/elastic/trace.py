@@ -23,17 +23,22 @@ from fedtailor.elastic.exported import export
 from fedtailor.elastic.groups import ChannelGroups, Extent, Indices
 from fedtailor.elastic.labels import Labeller
 from fedtailor.elastic.rewrite import training_switches, write_sizes
-from fedtailor.elastic.rules import Notes, TraceError
+from fedtailor.elastic.rules import Notes, TraceError, describe
 from fedtailor.elastic.tracer import Answer, CannotFollowError, ExampleError, Tracer, copied, inputs_by_name
 from fedtailor.elastic.units import Solution, Units, solve
 from fedtailor.errors import FedtailorError, unknown
+
+GOOD_SHARE = 0.95  # of the parameters: above it, other readings of undecided reshapes are not tried
+MOST_ATTEMPTS = 6
 
 
 @dataclass(frozen=True)
 class Annotations:
     """What a person says about a module that tracing cannot know."""
 
-    keep: Sequence[str] = ()  # layers or tensors that stay whole; ``*`` stands for any part of a name
+    keep: Sequence[
+        str
+    ] = ()  # layers whose channels stay, tensors that stay whole; ``*`` is any part of a name
     tie: Sequence[tuple[str, str]] = ()  # pairs of layers whose output channels shrink together
 
 
@@ -94,17 +99,50 @@ def trace(
     says why ``torch.export`` should be used at once.
     """
     refuse_unfinished(module)
-    units, notes, shared = Units(), Notes(), shared_names(module)
     found = _export(module, args, kwargs, doubt) if doubt else _record(module, args, kwargs)
-    labellers = [Labeller(root, units, notes, shared) for root, _ in found.recorded]
+    wishes = annotations or Annotations()
+    best = _label(module, found, on_unknown, wishes, frozenset())
+    share = best.share(module)
+    for node in list(best.notes.undecided)[:MOST_ATTEMPTS] if share < GOOD_SHARE else ():
+        other = _label(module, found, on_unknown, wishes, best.notes.front | {node})
+        if other.share(module) > share:
+            best, share = other, other.share(module)
+    _refuse_unknown(best.notes, best.solution)
+    return _finish(best, found)
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """The recorded graphs with units on every axis, and the groups that follow."""
+
+    units: Units
+    notes: Notes
+    labellers: tuple[Labeller, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    solution: Solution
+
+    def share(self, module: nn.Module) -> float:
+        """How much of the model can shrink."""
+        return self.solution.groups.elastic_share(name for name, _ in module.named_parameters())
+
+
+def _label(
+    module: nn.Module, found: _Found, on_unknown: str, annotations: Annotations, front: frozenset[fx.Node]
+) -> _Labelled:
+    """Walk the graphs; ``front`` are reshapes whose first new axis carries the channels."""
+    units, notes, shared = Units(), Notes(front=front), shared_names(module)
+    labellers = tuple(Labeller(root, units, notes, shared) for root, _ in found.recorded)
     for labeller, (_, graph) in zip(labellers, found.recorded, strict=True):
         labeller.run(graph)
-    obstacle = found.obstacle or _open_answer(labellers[0], found.answers)
-    _annotate(units, annotations or Annotations(), module)
+    _annotate(units, annotations, module)
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items()}
     _fix_the_rest(units, notes, shapes, on_unknown)
-    solution = solve(units, shapes, shared)
-    _refuse_unknown(notes, solution)
+    return _Labelled(units, notes, labellers, shapes, solve(units, shapes, shared))
+
+
+def _finish(best: _Labelled, found: _Found) -> Traced:
+    """Write the sizes that follow a cut into the graphs."""
+    notes, solution = best.notes, best.solution
     elastic = set(solution.groups.elastic)
     literals = {
         f"{literal.place}: {literal.value}"
@@ -112,22 +150,22 @@ def trace(
         if elastic & set(solution.layout.groups_on([literal.labels]))
     }
     recordings = []
-    for labeller, (root, graph) in zip(labellers, found.recorded, strict=True):
+    for labeller, (root, graph) in zip(best.labellers, found.recorded, strict=True):
         sizes = write_sizes(
             graph, root, [literal for literal in notes.literals if literal.node.graph is graph]
         )
         recordings.append(Recording(fx.GraphModule(root, graph), labeller.known, sizes))
     evaluation, *training = recordings
     return Traced(
-        solution,
-        evaluation,
-        training[0] if training else None,
-        notes,
-        units,
-        shapes,
-        obstacle,
-        found.exported,
-        tuple(sorted(literals)),
+        solution=solution,
+        evaluation=evaluation,
+        training=training[0] if training else None,
+        notes=notes,
+        units=best.units,
+        shapes=best.shapes,
+        obstacle=found.obstacle or _open_answer(best.labellers[0], found.answers),
+        exported=found.exported,
+        literals=tuple(sorted(literals)),
     )
 
 
@@ -147,7 +185,7 @@ def _record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     try:
         graph = tracer.record(root)
         if not tracer.asked_mode:
-            return _Found(((root, graph),), tracer.answers)
+            return _Found(((root, graph),), tracer.answers, _custom(graph))
         other_root = recordable(module, training=True)
         other = Tracer(copied(inputs)).record(other_root)
     except CannotFollowError as problem:
@@ -157,9 +195,15 @@ def _record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             raise
         return _export(module, args, kwargs, str(problem))
     if training_switches(graph, other):
-        return _Found(((root, graph),), tracer.answers)
+        return _Found(((root, graph),), tracer.answers, _custom(graph))
     obstacle = "forward does something else in training than in evaluation"
     return _Found(((root, graph), (other_root, other)), tracer.answers, obstacle)
+
+
+def _custom(graph: fx.Graph) -> str:
+    """Code of a graph cannot name the user's own autograd functions."""
+    custom = [node for node in graph.nodes if isinstance(getattr(node.target, "__self__", None), type)]
+    return f"forward uses {describe(custom[0])}" if custom else ""
 
 
 def _export(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], problem: str) -> _Found:
@@ -195,16 +239,18 @@ def _open_answer(labeller: Labeller, answers: Sequence[Answer]) -> str:
 
 
 def _annotate(units: Units, annotations: Annotations, module: nn.Module) -> None:
-    layers = [name for name, _ in module.named_modules() if name]
     for pattern in annotations.keep:
-        found = False
-        for (tensor, _), labels in units.axes.items():
-            names = [tensor, *(tensor[:end] for end, letter in enumerate(tensor) if letter == ".")]
-            if any(fnmatchcase(name, pattern) for name in names):
-                units.fix(labels, f"is kept whole, as {pattern!r} asks")
-                found = True
-        if not found:
-            raise unknown("layer to keep", pattern, {*layers, *(tensor for tensor, _ in units.axes)})
+        kept = [
+            labels
+            for (tensor, dim), labels in units.axes.items()
+            if _stays(pattern, tensor, dim, units.producers)
+        ]
+        kept += [labels for layer, labels in units.producers.items() if _below(pattern, layer)]
+        if not kept:
+            layers = {name for name, _ in module.named_modules() if name}
+            raise unknown("layer to keep", pattern, layers | {tensor for tensor, _ in units.axes})
+        for labels in kept:
+            units.fix(labels, f"is kept whole, as {pattern!r} asks")
     for pair in annotations.tie:
         first, second = (_output_axis(units, name) for name in pair)
         if len(first) != len(second):
@@ -212,6 +258,27 @@ def _annotate(units: Units, annotations: Annotations, module: nn.Module) -> None
                 f"tie {pair}: {len(first)} and {len(second)} channels cannot shrink together"
             )
         units.tie(first, second)
+
+
+def _below(pattern: str, name: str) -> bool:
+    """Whether a name, or a part that it lies in, is meant by a pattern."""
+    return any(fnmatchcase(part, pattern) for part in (name, *_parents(name)))
+
+
+def _parents(name: str) -> list[str]:
+    return [name[:end] for end, letter in enumerate(name) if letter == "."]
+
+
+def _stays(pattern: str, tensor: str, dim: int, producers: Mapping[str, Indices]) -> bool:
+    """Whether an axis is kept: every axis of a tensor that is named, and of layers that only pass channels on.
+
+    The columns of a layer that makes channels belong to the layer before it.
+    """
+    if fnmatchcase(tensor, pattern):
+        return True
+    owner = tensor.rpartition(".")[0]
+    makes = any(part in producers for part in (owner, *_parents(owner)))
+    return bool(owner) and _below(pattern, owner) and (not makes or dim == 0)
 
 
 def _output_axis(units: Units, name: str) -> Indices:

@@ -10,14 +10,10 @@ not for running other batches. Questions about the values of tensors are refused
 from __future__ import annotations
 
 import inspect
-import linecache
 import operator
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _assert_is_none
 from torch.nn.modules import transformer
 
+from fedtailor.elastic.places import asking_line, failing_line, is_guard, user_line
 from fedtailor.elastic.rules import LAYER_RULES, TraceError, describe
 
 FACTORIES = (
@@ -39,7 +36,6 @@ COMPOSITE = (
     nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
 )  # fmt: skip
 _DATA = ("item", "tolist", "equal", "allclose", "is_nonzero", torch.equal, torch.allclose, torch.is_nonzero)
-_HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 class CannotFollowError(Exception):
@@ -151,7 +147,7 @@ class Tracer(fx.Tracer):
                 raise
             except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, NameError,
                     AssertionError, ValueError, LookupError) as error:  # fmt: skip
-                raise CannotFollowError(f"{type(error).__name__}: {error}{_failing_line(error)}") from error
+                raise CannotFollowError(f"{type(error).__name__}: {error}{failing_line(error)}") from error
         for node in graph.nodes:
             if node.op != "output":
                 node.meta["value"] = on_meta(self._known(node))
@@ -212,11 +208,11 @@ class Tracer(fx.Tracer):
         value = node.meta["value"]
         if isinstance(value, Tensor) or node.meta.get("data"):
             raise TraceError(
-                f"{describe(node)}{_asking(node)}: the code asks for the value of a tensor, so that what it does "
+                f"{describe(node)}{asking_line(node)}: the code asks for the value of a tensor, so that what it does "
                 "next depends on the data and cannot be traced; move it into a layer of its own and register a rule "
                 "for that layer with fedtailor.elastic.layer_rule"
             )
-        self.answers.append(Answer(node, _is_guard(), user_line()))
+        self.answers.append(Answer(node, is_guard(), user_line()))
         return kind(value)
 
     def _compute(self, node: fx.Node) -> Any:
@@ -224,10 +220,14 @@ class Tracer(fx.Tracer):
             return self.inputs[str(node.target)]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known)
         asks = node.target in _DATA
-        node.meta["data"] = asks or any(source.meta.get("data") for source in node.all_input_nodes)
         self._computing = True
         try:
-            return self._run(node, args, dict(kwargs))
+            value = self._run(node, args, dict(kwargs))
+            number = not isinstance(value, Tensor)
+            node.meta["data"] = number and (
+                asks or any(part.meta.get("data") for part in node.all_input_nodes)
+            )
+            return value
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError, AttributeError) as error:
             layer = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
             if layer is not None and type(layer) not in LAYER_RULES:
@@ -309,43 +309,6 @@ def copied(inputs: Any) -> Any:
     )
 
 
-def user_line() -> str:
-    """``model.py:12``: the innermost line that is neither PyTorch's nor ours."""
-    frame = _user_frame()
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
-
-
-def _user_frame() -> Any:
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*_HOMES, "<")):
-        frame = frame.f_back
-    return frame
-
-
-def _failing_line(error: BaseException) -> str:
-    """Where in the user's code an error came up."""
-    lines = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HOMES)
-    ]
-    return f" at {Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
-
-
-def _asking(node: fx.Node) -> str:
-    line = user_line()
-    return "" if line == node.meta.get("place") else f", asked for at {line}"
-
-
-def _is_guard() -> bool:
-    """Whether the line that asks is an ``assert``, or an ``if`` whose only branch raises."""
-    frame = _user_frame()
-    if frame is None:
-        return False
-    line, following = (
-        linecache.getline(frame.f_code.co_filename, frame.f_lineno + step).strip() for step in (0, 1)
-    )
-    return line.startswith("assert") or (line.startswith("if ") and following.startswith("raise"))
-
-
 def fetch(root: nn.Module, target: str) -> Any:
     """The attribute at a dotted path."""
     value: Any = root
@@ -381,10 +344,15 @@ def _patched(tracer: Tracer) -> Iterator[None]:
         (transformer, "_detect_is_causal_mask", lambda _mask, is_causal, _size: bool(is_causal)),
     ]
     before = [owner.__dict__[name] for owner, name, _ in changes]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(
+        False
+    )  # it looks at the values of masks, and into the weights of layers
     try:
         for owner, name, replacement in changes:
             setattr(owner, name, replacement)
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for (owner, name, _), value in zip(changes, before, strict=True):
             setattr(owner, name, value)

@@ -31,6 +31,7 @@ class Units:
     count: int = 0
     ties: list[tuple[Indices, Indices]] = field(default_factory=list)
     fixed: list[tuple[Indices, str]] = field(default_factory=list)
+    known_fixed: set[int] = field(default_factory=set)
     axes: dict[tuple[str, int], Indices] = field(default_factory=dict)  # (tensor, axis) -> unit numbers
     sizes: list[tuple[str, str, int | None, Indices]] = field(default_factory=list)
     parts: list[Indices] = field(default_factory=list)  # pieces of axes that the code counts: ``x[:, :2]``
@@ -54,6 +55,13 @@ class Units:
         """These units can never be cut."""
         if labels is not None:
             self.fixed.append((labels.ravel(), reason))
+            self.known_fixed.update(labels.ravel().tolist())
+
+    def free(self, labels: Indices | None) -> Indices | None:
+        """The labels, or None if every unit of them is known to be fixed: then it is an axis like any other."""
+        if labels is None or not self.known_fixed.issuperset(labels.ravel().tolist()):
+            return labels
+        return None
 
     def drive(self, tensor: str, dim: int, labels: Indices) -> None:
         """Axis ``dim`` of ``tensor`` holds these units; a tensor that is used twice ties both uses."""

@@ -4,6 +4,7 @@ start   → luggage (method, module, groups, data) in shared memory, once for al
 task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first
 worker  → method.perform → the answer in the wire format, in the mailbox
 a worker that dies → its task goes to another one, once; then the client counts as dropped
+evaluation → in the same way, in runs of batches
 """
 
 from __future__ import annotations

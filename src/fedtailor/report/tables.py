@@ -61,7 +61,7 @@ def comparison_table(title: str, results: Mapping[str, Sequence[Sequence[Row]]])
     table = Table(
         title=title, title_justify="left", caption=f"{metric} per tier at the end", caption_justify="left"
     )
-    table.add_column("method", overflow="fold")
+    table.add_column("method", overflow="fold", min_width=10)
     for tier in tiers:
         table.add_column(tier, justify="right", no_wrap=True)
     table.add_column("sent", justify="right", no_wrap=True)
@@ -116,11 +116,11 @@ def mean_and_deviation(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def spread(metric: str, values: Sequence[float]) -> str:
-    """``97.1 ± 0.3``."""
+    """``97.1±0.3``: five of them fit beside each other in a terminal of 80 columns."""
     factor = 100 if metric == "accuracy" else 1
     digits = 1 if metric == "accuracy" else 3
     text = f"{factor * statistics.mean(values):.{digits}f}"
-    return f"{text} ± {factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else text
+    return f"{text}±{factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
 def shown(metric: str, value: float) -> str:

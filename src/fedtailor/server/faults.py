@@ -79,7 +79,8 @@ def awake(clients: Sequence[Client], strikes: Strikes, rules: EngineSettings) ->
 
 def with_strikes(strikes: Strikes, asked: Sequence[Client], dropped: Sequence[Dropped]) -> dict[int, int]:
     """One more for every client that was asked and refused; nobody pays for what others send in their name."""
-    bad = {drop.client for drop in dropped if drop.reason not in FORGIVEN} & {client.id for client in asked}
+    bad = {drop.client for drop in dropped if drop.reason not in FORGIVEN}
+    bad &= {client.id for client in asked} if bad else set()
     return {client: strikes.get(client, 0) + (client in bad) for client in sorted({*strikes, *bad})}
 
 

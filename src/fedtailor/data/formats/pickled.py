@@ -57,11 +57,17 @@ def _encoded(text: Value, encoding: Value) -> bytes:
     return _text(text).encode("latin-1")
 
 
+def _no_bytes() -> bytes:
+    """What protocol 2 calls for an empty string of bytes."""
+    return b""
+
+
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "numpy.core.multiarray _reconstruct": _pending_array,
     "numpy._core.multiarray _reconstruct": _pending_array,
     "numpy dtype": _element_type,
     "_codecs encode": _encoded,
+    "__builtin__ bytes": _no_bytes,
 }
 _MENTIONED = {"numpy ndarray"}  # only ever an argument of _reconstruct
 

@@ -47,7 +47,7 @@ def multihead_attention(site: Site) -> Any:
         for name, x in (("q", query), ("k", key), ("v", value)):
             weight = site.parameter(f"{name}_proj_weight", stream, stream if x is query else x.labels[-1])
             assert weight is not None
-            site.join(weight.labels[1], x.labels[-1], "reads what cannot shrink in")
+            site.join(weight.labels[1], x.labels[-1], site.reading)
     site.parameter("in_proj_bias", np.tile(stream, 3))
     for name in ("bias_k", "bias_v"):
         if getattr(layer, name) is not None:

@@ -37,7 +37,7 @@ def linear_function(site: Site) -> Labels:
 
 def _linear(site: Site, x: Operand, weight: Operand, bias: Operand | None) -> Labels:
     rows = weight.labels[0] if weight.value.dim() == 2 else None
-    site.join(weight.labels[-1], x.labels[-1], "reads what cannot shrink in")
+    site.join(weight.labels[-1], x.labels[-1], site.reading)
     if bias is not None:
         site.join(bias.labels[0], rows, "is added to what cannot shrink in")
     site.follow("out_features", rows)
@@ -53,8 +53,8 @@ def bilinear(site: Site) -> Labels:
     weight = site.parameter("weight", None, first.labels[-1], second.labels[-1])
     assert weight is not None
     rows, columns, others = weight.labels
-    site.join(columns, first.labels[-1], "reads what cannot shrink in")
-    site.join(others, second.labels[-1], "reads what cannot shrink in")
+    site.join(columns, first.labels[-1], site.reading)
+    site.join(others, second.labels[-1], site.reading)
     site.parameter("bias", rows)
     for attribute, labels in (("out_features", rows), ("in1_features", columns), ("in2_features", others)):
         site.follow(attribute, labels)
@@ -123,9 +123,9 @@ def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: 
     channel = x.value.dim() - spatial - 1
     inputs, outputs, columns = x.labels[channel], weight.labels[0], weight.labels[1]
     if groups == 1:
-        site.join(columns, inputs, "reads what cannot shrink in")
+        site.join(columns, inputs, site.reading)
     elif inputs is None:
-        site.fix_axes(weight, (0, 1), "reads what cannot shrink in")
+        site.fix_axes(weight, (0, 1), site.reading)
     elif _whole_groups(len(inputs), groups):  # depthwise: a group is one channel
         by_group = inputs.reshape(groups, -1)
         site.units.tie(by_group[:, :1], by_group)
@@ -136,7 +136,7 @@ def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: 
     else:
         by_group = inputs.reshape(groups, -1)
         site.units.tie(by_group[:1], by_group)
-        site.join(columns, by_group[0], "reads what cannot shrink in")
+        site.join(columns, by_group[0], site.reading)
         if outputs is not None:
             rows = outputs.reshape(groups, -1)
             site.units.tie(rows[:1], rows)
@@ -146,7 +146,7 @@ def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: 
 def _transposed_convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Labels:
     channel = x.value.dim() - spatial - 1
     inputs = x.labels[channel]
-    site.join(weight.labels[0], inputs, "reads what cannot shrink in")
+    site.join(weight.labels[0], inputs, site.reading)
     outputs = weight.labels[1]  # of one group
     if groups > 1 and _whole_groups(x.shape[channel], groups):
         site.fix_axes(weight, (1,), "is the inside of a group of")

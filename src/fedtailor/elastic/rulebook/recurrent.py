@@ -72,7 +72,7 @@ def _cell(site: Site, gates: int, hidden: Indices, inputs: Indices | None, suffi
     rows = np.tile(hidden, gates)
     weight = site.parameter(f"weight_ih{suffix}", rows, inputs)
     assert weight is not None
-    site.join(weight.labels[1], inputs, "reads what cannot shrink in")
+    site.join(weight.labels[1], inputs, site.reading)
     site.parameter(f"weight_hh{suffix}", rows, hidden)
     for name in ("bias_ih", "bias_hh"):
         site.parameter(f"{name}{suffix}", rows)
@@ -120,9 +120,9 @@ def recurrent_exported(site: Site) -> Any:
         site.join(
             into.labels[1],
             inputs if number < directions else np.tile(hidden, directions),
-            "reads what cannot shrink in",
+            site.reading,
         )
-        site.join(over.labels[1], hidden, "reads what cannot shrink in")
+        site.join(over.labels[1], hidden, site.reading)
         for tensor in (into, over, *biases):
             site.join(tensor.labels[0], rows, "is a gate of")
     for state in states if isinstance(states, tuple | list) else [states]:

@@ -116,21 +116,25 @@ def _regroup(
     assert numbers is not None
     spread = numbers.reshape([-1 if dim == labelled[0] else 1 for dim in dims])
     spread = np.broadcast_to(spread, [x.shape[dim] for dim in dims]).reshape(tuple(shape))
-    carrier = _carrier(shape, written)
+    carrier = _carrier(site, shape, written)
     rows = np.moveaxis(spread, carrier, -1).reshape(-1, shape[carrier])
     if len(rows) > 1:
         site.units.tie(rows[:1], rows)
     return [np.ascontiguousarray(rows[0]) if position == carrier else None for position in range(len(shape))]
 
 
-def _carrier(shape: Sequence[int], written: Sequence[Any]) -> int:
+def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
     """Which of several axes shrinks: the one the code leaves open (-1), then one it computes, then the last.
 
-    The last axis means that heads stay and each of them shrinks.
+    The last axis means that heads stay and each of them shrinks. Where the code says nothing, tracing tries the first
+    one too (features that become an image) and keeps what lets more of the model shrink.
     """
     wide = [position for position, size in enumerate(shape) if size > 1] or [len(shape) - 1]
     inferred = [position for position in wide if written[position] == -1]
-    computed = [position for position in wide if isinstance(written[position], fx.Node)]
+    computed = [p for p in wide if isinstance(written[p], fx.Node) and not site.constant(written[p])]
+    if not inferred and not computed and len(wide) > 1:
+        site.notes.undecided[site.node] = None
+        return wide[0 if site.node in site.notes.front else -1]
     return (inferred or computed or wide)[-1]
 
 
