@@ -612,7 +612,7 @@ class PostNormEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(5, 12)
-        layer = nn.TransformerEncoderLayer(12, nhead=3, dim_feedforward=20, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(12, nhead=2, dim_feedforward=20, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, num_layers=2)
         self.head = nn.Linear(12, 4)
 

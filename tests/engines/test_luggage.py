@@ -18,7 +18,7 @@ from fedtailor.engines.luggage import NotPortable, check_portable, pack, unpack
 from fedtailor.engines.shared_memory import LINE, SharedMemory
 from fedtailor.engines.worker_pool import WorkerPool, luggage_for
 from fedtailor.methods import get_method
-from helpers import bits, cnn_model, image_data, tiny_cnn, tiny_mlp, vector_data
+from helpers import bits, image_data, tiny_cnn, tiny_mlp, vector_data
 
 
 def back(**parts):

@@ -166,18 +166,16 @@ def _form_groups(
     first_axis = np.full(units.count, -1, dtype=np.int64)
     first_position = np.zeros(units.count, dtype=np.int64)
     keys = list(units.axes)
-    random = np.random.default_rng(0).integers(
-        1, 2**63, size=len(keys) + 1, dtype=np.uint64
-    )  # a hash per axis
+    hashes = np.random.default_rng(0).integers(1, 2**63, size=len(keys) + len(units.parts), dtype=np.uint64)
     for number, key in enumerate(keys):
         on_axis = roots[units.axes[key]]
-        np.add.at(marks, on_axis, random[number])
+        np.add.at(marks, on_axis, hashes[number])
         new, position = np.unique(on_axis, return_index=True)
         unseen = first_axis[new] < 0
         first_axis[new[unseen]] = number
         first_position[new[unseen]] = position[unseen]
     for number, part in enumerate(units.parts):  # units that are counted apart are groups apart
-        np.add.at(marks, roots[part], np.uint64(2 * number + 1) * random[-1])
+        np.add.at(marks, roots[part], hashes[len(keys) + number])
     classes = np.flatnonzero((np.arange(units.count) == roots) & (first_axis >= 0))
     classes = classes[np.lexsort((first_position[classes], first_axis[classes]))]
     distinct = {reason: number for number, reason in enumerate(dict.fromkeys(reasons.values()), start=1)}
