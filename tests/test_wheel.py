@@ -42,6 +42,7 @@ def test_wheel_runs_from_a_clean_environment(tmp_path: Path):
         check=True,
         capture_output=True,
         text=True,
+        env=outside,
     )
     assert where.stdout.startswith(str(environment))
     for words in (["init"], ["run", "fedtailor.toml", "--set", "rounds=1", "--set", "model.channels=[4,8]"]):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli.main import main
+from fedtailor.cli.output import console
 
 SMALL = """
 name = "small"
@@ -32,7 +33,7 @@ name = "fedavg"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(console, "width", 120)
     (tmp_path / "small.toml").write_text(SMALL)
     return tmp_path
 

@@ -255,7 +255,8 @@ def test_dict_batches_train_like_tuples():
     data, named = vectors(10), Named()
     columns = {"x": data.columns[0], "label": data.columns[1]}
     as_dict = Examples.named(columns)
-    model, other = mlp_model(), elastic(named, as_dict.take(torch.arange(2)))
+    model = elastic(tiny_mlp(), data.take(torch.arange(2)))
+    other = elastic(named, as_dict.take(torch.arange(2)))
     local = LocalTraining(batch_size=4)
     patch, metrics = sgd.train(Method(local), task_for(model), data, model)
     from_dict, same = sgd.train(Method(local), task_for(other), as_dict, other)

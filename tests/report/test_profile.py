@@ -66,7 +66,7 @@ def test_everything_is_plain_data(model: ElasticModel) -> None:
     assert data["allowed"] == {"macs": 200_000, "params": 12_591}
     assert data["fitted"]["width"] == "1/2"
     assert data["fitted"]["macs"] == 165_502
-    assert data["fitted"]["binding"] == ["macs"]
+    assert data["fitted"]["binding"] == ["macs", "params"]
     assert data["fitted"]["channels"] == {"features.0": [5, 10], "features.3": [10, 20]}
     assert data["curve"][-1] == {
         "width": "1",
