@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ def test_the_gradient_of_the_proximal_term_is_part_of_the_clipped_gradient(clip)
     local = LocalTraining(lr=0.2, batch_size=8, epochs=4, proximal=0.7, momentum=0.5, clip_norm=clip)
     task = task_for(model)
     patch, _ = sgd.train(Method(local), task, data, model)
-    module = mlp_model().module
+    module = copy.deepcopy(model.module)  # the shared one must stay as it is
     start = [value.detach().clone() for value in module.parameters()]
     optimiser = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.5)
     for x, y in sgd.batches(local, task, data, skip_single=False):
