@@ -97,14 +97,28 @@ def with_nan_inputs(data: FederatedData, client: int) -> FederatedData:
 
 
 @cache
+def _traced_once(build: Callable[..., nn.Module], *sizes: int) -> tuple[ElasticModel, dict[str, Tensor]]:
+    classes = sizes[-1] if build is tiny_cnn else CLASSES
+    examples = images(2, classes) if build is tiny_cnn else vectors(2)
+    model = elastic(build(*sizes), examples.take(torch.arange(2)))
+    return model, copy.deepcopy(model.module.state_dict())
+
+
+def _fresh(build: Callable[..., nn.Module], *sizes: int) -> ElasticModel:
+    """Traced once for all tests; whatever a test did to the module is undone before the next one gets it."""
+    model, start = _traced_once(build, *sizes)
+    model.module.load_state_dict(start)
+    model.module.zero_grad(set_to_none=True)
+    model.module.train()
+    return model
+
+
 def cnn_model(first: int = 4, second: int = 6, classes: int = CLASSES) -> ElasticModel:
-    """Traced once for all tests: copy the module before you write to it."""
-    return elastic(tiny_cnn(first, second, classes), images(2, classes).take(torch.arange(2)))
+    return _fresh(tiny_cnn, first, second, classes)
 
 
-@cache
 def mlp_model(hidden: int = 8) -> ElasticModel:
-    return elastic(tiny_mlp(hidden), vectors(2).take(torch.arange(2)))
+    return _fresh(tiny_mlp, hidden)
 
 
 def group_of(model: ElasticModel, tensor: str, dim: int) -> str:
