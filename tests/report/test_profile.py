@@ -85,7 +85,7 @@ def test_nothing_fits(model: ElasticModel) -> None:
     assert result.refusal.startswith(
         "no cut fits: params is limited to 10, but the smallest cut of this model"
     )
-    assert "over 10 times" in text(result)
+    assert "over 10x" in text(result)
     assert "no cut fits" in text(result)
     data = result.as_data()
     assert data["fitted"] is None

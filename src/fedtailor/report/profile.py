@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -30,7 +31,7 @@ from fedtailor.elastic.selections import prefix
 
 TENTHS = tuple(Fraction(number, 10) for number in range(1, 11))
 COSTS = ("params", "macs", "bytes", "memory", "step_time")
-BAR = 20  # characters of a full bar
+BAR = 8  # characters of a full bar
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,14 @@ def _costs(cost: Cost) -> dict[str, int]:
 def profile_view(result: Profile, title: str = "") -> RenderableType:
     """The profile for the terminal: a table with a bar per width, the fitted cut and what binds it."""
     shown = [name for name in COSTS if name in _costs(result.rows[0].cost)]
-    heads = {"params": "parameters", "macs": "MACs", "memory": "memory*", "step_time": "step time"}
-    table = Table(title=title or None, title_justify="left")
+    heads = {"macs": "MACs", "memory": "memory*", "step_time": "step time"}
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("width", justify="right", no_wrap=True)
     for name in shown:
         table.add_column(heads.get(name, name), justify="right", no_wrap=True)
     table.add_column("of the limits" if result.allowed else "of the full MACs", no_wrap=True)
     if result.budget.limits:
-        table.add_column("breaks")
+        table.add_column("breaks", min_width=9)
     for row in result.rows:
         cells = [amount(name, _value(row.cost, name)) for name in shown]
         broken = [", ".join(row.broken)] if result.budget.limits else []
@@ -177,7 +178,7 @@ def profile_view(result: Profile, title: str = "") -> RenderableType:
 def _bar(load: float) -> str:
     """A bar that is full at the limit, with the share behind it."""
     filled = min(BAR, round(BAR * load))
-    share = f"{100 * load:.3g} %" if load < 10 else "over 10 times"
+    share = f"{100 * load:.3g} %" if load < 10 else "over 10x"
     return f"{'█' * filled}{'·' * (BAR - filled)} {share}"
 
 

@@ -1,10 +1,11 @@
-"""Run FjORD's evidence piece by piece and write docs/evidence/8 as each piece finishes.
+"""Run the comparisons behind docs/methods piece by piece, and write docs/evidence as each piece finishes.
 
-    FEDTAILOR_DATA=... python benchmarks/fjord_evidence.py [--list] [piece ...]
+    FEDTAILOR_DATA=... python benchmarks/evidence.py [--list] [piece ...]
 
 Without names all pieces run, one after the other, each on all cores. Call it again after an interruption: finished runs
-are skipped, begun ones go on from their last round, finished pieces are left alone. `centralised-mnist` is the authors'
-notebook, `isolated-mnist` the paper's figure 3, the rest its federated tables on data that fits here.
+are skipped, begun ones go on from their last round, finished pieces are left alone. Pieces of one experiment share
+their runs. Of FjORD's, `centralised-mnist` is the authors' notebook, `isolated-mnist` the paper's figure 3, the others
+its federated tables on data that fits here; `channels-*` sets beside it all methods that choose channels otherwise.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs" / "evidence-8"
-EVIDENCE = ROOT / "docs" / "evidence" / "8"
+RUNS = ROOT / "runs" / "evidence"
+EVIDENCE = ROOT / "docs" / "evidence"
 
 METHODS = "fjord,fjord:distillation=false,heterofl,fedavg:width=1/5"
+CHANNELS = f"{METHODS},efd,federated-dropout,uniprob,fedrolex,fedrolex:phase=independent,splitmix:base=1/5"
 ISOLATED = ",".join(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
 
 
@@ -33,14 +35,16 @@ ISOLATED = ",".join(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "
 class Piece:
     """One call of ``fedtailor compare``."""
 
+    issue: int  # the folder of the results
+    experiment: str  # the folder of the runs: the same runs may serve several pieces
     config: str
     methods: str
     seeds: int
     overrides: tuple[str, ...] = ()
 
-    def command(self, name: str) -> list[str]:
-        """The command line; every piece has a folder of its own."""
-        settings = [part for key in (*self.overrides, f"name={name}") for part in ("--set", key)]
+    def command(self) -> list[str]:
+        """The command line."""
+        settings = [part for key in (*self.overrides, f"name={self.experiment}") for part in ("--set", key)]
         chosen = ["--methods", self.methods, "--seeds", str(self.seeds), "--runs", str(RUNS), "--json"]
         return [
             sys.executable,
@@ -53,49 +57,55 @@ class Piece:
         ]
 
 
-FASHION, FEMNIST = "fjord-fashion-mnist-small", "fjord-femnist-small"
+CENTRAL, FASHION, FEMNIST = "fjord-centralised-mnist", "fjord-fashion-mnist-small", "fjord-femnist-small"
+SKEWED = ("data.partition=dirichlet",)
 PIECES = {
-    "centralised-mnist": Piece("fjord-centralised-mnist", "fjord:distillation=false", 3),
-    "fashion-iid": Piece(FASHION, METHODS, 2),
-    "fashion-dirichlet": Piece(FASHION, METHODS, 2, ("data.partition=dirichlet",)),
-    "femnist-writers": Piece(FEMNIST, METHODS, 2),
-    "fashion-uniform-10": Piece(FASHION, "fjord:widths=uniform-10", 1, ("fleet.name=uniform-10",)),
-    "fashion-drop-scale": Piece(FASHION, "fjord", 1, ("fleet.drop_scale=0.5",)),
-    "fashion-random-drop": Piece(FASHION, "fjord:random_drop=0.25", 1),
-    "shakespeare": Piece("fjord-shakespeare-small", "fjord", 1),
-    "isolated-mnist": Piece("fjord-centralised-mnist", f"{ISOLATED},fjord", 3),
+    "centralised-mnist": Piece(8, "centralised-mnist", CENTRAL, "fjord:distillation=false", 3),
+    "fashion-iid": Piece(8, "fashion-iid", FASHION, METHODS, 2),
+    "fashion-dirichlet": Piece(8, "fashion-dirichlet", FASHION, METHODS, 2, SKEWED),
+    "channels-iid": Piece(13, "fashion-iid", FASHION, CHANNELS, 2),
+    "channels-dirichlet": Piece(13, "fashion-dirichlet", FASHION, CHANNELS, 2, SKEWED),
+    "femnist-writers": Piece(8, "femnist-writers", FEMNIST, METHODS, 2),
+    "fashion-uniform-10": Piece(
+        8, "fashion-uniform-10", FASHION, "fjord:widths=uniform-10", 1, ("fleet.name=uniform-10",)
+    ),
+    "fashion-drop-scale": Piece(8, "fashion-drop-scale", FASHION, "fjord", 1, ("fleet.drop_scale=0.5",)),
+    "fashion-random-drop": Piece(8, "fashion-random-drop", FASHION, "fjord:random_drop=0.25", 1),
+    "shakespeare": Piece(8, "shakespeare", "fjord-shakespeare-small", "fjord", 1),
+    "isolated-mnist": Piece(8, "centralised-mnist", CENTRAL, f"{ISOLATED},fjord", 3),
 }
 
 
 def run(name: str) -> None:
     """Run a piece, or go on with it, and write what it gives."""
-    target = EVIDENCE / f"{name}.json"
+    piece = PIECES[name]
+    target = EVIDENCE / str(piece.issue) / f"{name}.json"
     if target.exists():
         print(f"{name}: done before")
         return
     started = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = PIECES[name].command(name)
+    command = piece.command()
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(done.returncode)
     result: dict[str, Any] = json.loads(done.stdout)
     shown = ["fedtailor", *command[3:]]
     result = {"command": " ".join(shown).replace(f"{ROOT}/", ""), "methods": result["methods"]}
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    write_curve(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_curve(RUNS / piece.experiment, target.with_suffix(".csv"))
     part = target.with_suffix(".part")
     part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     part.replace(target)
     print(f"{name}: {time.monotonic() - started:.0f} s")
 
 
-def write_curve(name: str) -> None:
+def write_curve(runs: Path, target: Path) -> None:
     """Every evaluation of every run: one row per round and tier."""
-    with (EVIDENCE / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+    with target.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["run", "round", "tier", "accuracy", "loss", "perplexity"])
-        for folder in sorted((RUNS / name).iterdir()):
+        for folder in sorted(runs.iterdir()):
             for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 for tier, values in (row.get("tiers") or {}).items():
@@ -113,7 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.pieces or PIECES:
         if options.list:
-            print(" ".join(PIECES[name].command(name)[1:]))
+            print(" ".join(PIECES[name].command()[1:]))
         else:
             run(name)
 
