@@ -1,4 +1,4 @@
-"""Your own model, as you wrote it: see what can shrink, take pieces of it, train them together. About 20 seconds.
+"""Your own model, as you wrote it: see what can shrink, take pieces of it, train them together. About a minute.
 
     python examples/your_own_model.py
 
@@ -94,7 +94,7 @@ def main() -> None:
         module,
         "digits",
         fleet="a1-b1-c1",
-        method="heterofl",
+        method="fjord",
         rounds=20,
         training={"lr": 0.05, "momentum": 0.9, "epochs": 2, "batch_size": 16},
     )

@@ -15,7 +15,7 @@ import torch
 import fedtailor
 from fedtailor.engines.luggage import NotPortable
 from fedtailor.report.tables import run_summary, totals
-from helpers import differing, image_data, tiny_cnn
+from helpers import CLASSES, differing, image_data, tiny_cnn
 
 SETTINGS = {
     "fleet": "uniform-2",
@@ -48,6 +48,30 @@ def test_a_run_may_go_on_with_another_number_of_workers(tmp_path):
     assert differing(whole.state.weights, rest.state.weights) == set()
     assert whole.tiers == rest.tiers
     assert [row["train_loss"] for row in whole.history] == [row["train_loss"] for row in rest.history]
+
+
+class OneSize(torch.nn.Module):
+    """Its ``forward`` is written for one width, so that the traced graph stands in for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.token = torch.nn.Conv2d(1, 6, 3), torch.nn.Parameter(torch.zeros(1, 6))
+        self.head = torch.nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        pooled = torch.nn.functional.adaptive_avg_pool2d(self.conv(x), 1).view(-1, 6)
+        return self.head(torch.cat([pooled.relu(), self.token.expand(len(x), -1)], dim=1))
+
+
+def test_workers_run_the_graph_that_stands_in_for_a_module_of_one_size():
+    torch.manual_seed(0)
+    module = OneSize()
+    here, there = (
+        fedtailor.train(module, image_data(), **SETTINGS, engine={"workers": count}) for count in (0, 2)
+    )
+    assert not here.model.own_class
+    assert differing(here.state.weights, there.state.weights) == set()
+    assert here.tiers == there.tiers
 
 
 def test_other_rules_are_another_run(tmp_path):

@@ -76,7 +76,7 @@ def _first_good(
     for candidate, shown in _candidates(module, example, objective, wishes, traced):
         if not shown.groups.elastic:
             raise FedtailorError(f"nothing in {type(module).__name__} can shrink ({_reasons(shown.groups)})")
-        problem = disagreement(candidate, shown, batch)
+        problem = disagreement(candidate, shown, batch, _another(example))
         if not problem:
             return candidate, ""
         problems.append(problem)
@@ -89,14 +89,24 @@ def _first_good(
     )
 
 
+def _another(example: Batch) -> Batch:
+    """A batch that has another number of examples than the one that is traced."""
+    return example if batch_size(example) > EXAMPLES else _first(example, 1)
+
+
+def _first(example: Batch, count: int) -> Batch:
+    """The first examples of a batch; tensors of another length (masks, time first) stay whole."""
+    length = batch_size(example)
+    return map_tensors(example, lambda x: x[:count] if x.dim() and len(x) == length else x)
+
+
 def _trace(module: nn.Module, example: Batch, wishes: Wishes) -> tuple[Batch, Traced]:
     """Trace with the first examples of the batch, or with all of them if the module does not like few."""
-    count = batch_size(example)
-    few = map_tensors(example, lambda x: x[:EXAMPLES] if x.dim() and len(x) == count else x)
+    few = _first(example, EXAMPLES)
     try:
         return few, trace(module, *inputs_of(few), wishes.on_unknown, wishes.annotations)
     except ExampleError:
-        if count <= EXAMPLES:
+        if batch_size(example) <= EXAMPLES:
             raise
     return example, trace(module, *inputs_of(example), wishes.on_unknown, wishes.annotations)
 

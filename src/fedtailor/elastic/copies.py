@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedtailor.elastic.rules import LAYER_RULES, TraceError
+from fedtailor.elastic.rules import TraceError, rule_of_layer
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -44,7 +44,7 @@ def recordable(module: M, training: bool) -> M:
     """
     duplicate = in_mode(_copy(module, lambda value: value.detach().clone()), training)
     for part in duplicate.modules():
-        if type(part) not in LAYER_RULES:
+        if rule_of_layer(type(part)) is None:
             part._forward_hooks.clear()
             part._forward_pre_hooks.clear()
     return duplicate
@@ -52,7 +52,7 @@ def recordable(module: M, training: bool) -> M:
 
 def hooked(module: nn.Module) -> list[str]:
     """The parts of the user's own that have hooks, which are not recorded."""
-    parts = [(name, part) for name, part in module.named_modules() if type(part) not in LAYER_RULES]
+    parts = [(name, part) for name, part in module.named_modules() if rule_of_layer(type(part)) is None]
     return [
         name or "the module itself" for name, part in parts if part._forward_hooks or part._forward_pre_hooks
     ]
@@ -62,7 +62,7 @@ def in_mode(module: M, training: bool) -> M:
     """Set the mode of the user's own modules; PyTorch's layers stay in evaluation (norms refuse a batch of one)."""
     module.eval()
     for part in module.modules():
-        part.training = training and type(part) not in LAYER_RULES
+        part.training = training and rule_of_layer(type(part)) is None
     return module
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch._export.verifier import SpecViolationError
 from torch.nn import functional as F
 
-from fedtailor.elastic.rules import FUNCTION_RULES, LAYER_RULES, Rule, TraceError
+from fedtailor.elastic.rules import FUNCTION_RULES, Rule, TraceError, rule_of_layer
 from fedtailor.elastic.tracer import copied, fetch, on_meta
 
 
@@ -29,7 +29,7 @@ def export(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], prob
             program = torch.export.export(root, copied(tuple(args)), copied(dict(kwargs)), strict=False)
             network = program.module(check_guards=False)
             assert isinstance(network, fx.GraphModule)
-            known = {path for path, layer in root.named_modules() if type(layer) in LAYER_RULES}
+            known = {path for path, layer in root.named_modules() if rule_of_layer(type(layer)) is not None}
             for node in network.graph.nodes:
                 _prepare(node, network, root, known)
             return network.graph

@@ -101,9 +101,7 @@ class ChannelGroups:
     outputs: tuple[str, ...] = ()  # fixed groups that lie on the module's outputs
     producers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # layer -> groups of its output
     ties: dict[str, str] = field(default_factory=dict)  # second name of a shared tensor -> its first
-    constraints: dict[str, Constraint] = field(
-        default_factory=dict
-    )  # groups that not every number of units suits
+    constraints: dict[str, Constraint] = field(default_factory=dict)  # groups that not every width suits
 
     @property
     def elastic(self) -> tuple[str, ...]:
@@ -119,13 +117,13 @@ class ChannelGroups:
         return self.constraints.get(group, Constraint())
 
     def channels_per_unit(self, group: str) -> int:
-        """How many positions one unit takes on the first axis that the group lies on: 4 for a stream of 4 heads."""
-        for extents in self.extents.values():
-            for extent in extents:
-                taken = sum(axis.repeat * axis.blocks for axis in extent.axes if axis.group == group)
-                if taken:
-                    return taken
-        return 1
+        """How many channels one unit stands for: 4 for a stream of 4 heads, 1 for an LSTM (whose gates are rows)."""
+        taken = [
+            sum(axis.repeat * axis.blocks for axis in extent.axes if axis.group == group)
+            for extents in self.extents.values()
+            for extent in extents
+        ]
+        return min((count for count in taken if count), default=1)
 
     def rigid(self, tensor: str, only: str | None = None) -> int:
         """How many entries of a tensor no cut leaves out (no cut of one group, if it is given)."""

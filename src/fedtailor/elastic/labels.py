@@ -13,7 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from fedtailor.elastic.exported import rule_of_operation
 from fedtailor.elastic.groups import Indices
-from fedtailor.elastic.rules import FUNCTION_RULES, LAYER_RULES, Notes, Operand, Rule, Site, plain
+from fedtailor.elastic.rules import (
+    FUNCTION_RULES,
+    LAYER_RULES,
+    Notes,
+    Operand,
+    Rule,
+    Site,
+    plain,
+    rule_of_layer,
+)
 from fedtailor.elastic.units import Units
 
 
@@ -26,7 +35,6 @@ class Labeller:
         self.notes = notes
         self.shared = shared
         self.known: dict[fx.Node, Any] = {}  # values of the example, tensors as operands
-        self.axes: dict[fx.Node, tuple[Indices | None, ...]] = {}  # shapes, as the units along each axis
 
     def run(self, graph: fx.Graph) -> None:
         """Apply the rule of every node, in order."""
@@ -58,8 +66,15 @@ class Labeller:
             return self.root.get_submodule(str(node.target)), str(node.target)
         if node.op == "get_attr":
             return None, str(node.target)
-        path = node.meta.get("layer", "")  # exported operations know the layer that they came from
+        path = node.meta.get("layer") or self._inside(node)
         return (self.root.get_submodule(path), path) if path else (None, "")
+
+    def _inside(self, node: fx.Node) -> str:
+        """The layer that a function is called in, if it is one of PyTorch's with a ``forward`` of the user's own."""
+        stack = node.meta.get("nn_module_stack")
+        path = next(reversed(stack.values()))[0] if stack else ""
+        kind = type(self.root.get_submodule(path))
+        return path if path and any(base in LAYER_RULES for base in kind.__mro__) else ""
 
     def _rule(self, site: Site) -> Rule:
         node, target = site.node, site.node.target
@@ -68,7 +83,7 @@ class Labeller:
         if node.op == "get_attr":
             return _attribute
         if node.op == "call_module":
-            rule = LAYER_RULES.get(type(site.layer))
+            rule = rule_of_layer(type(site.layer))
         elif isinstance(target, torch._ops.OpOverload):
             rule = rule_of_operation(target)
         else:  # ``MyFunction.apply`` is known by its class
@@ -83,13 +98,25 @@ class Labeller:
                 for dim, length in enumerate(value.shape):
                     self.units.fix(site.axis(site.tensor(name), dim, length), reason)
         self.notes.unknown.append((site, reaching))
-        return plain(site.output)
+        return self._doubt(site.output, f"comes out of {site.place}, which has no rule")
+
+    def _doubt(self, value: Any, reason: str) -> Any:
+        """Labels of what an operation without a rule returns: whatever meets it cannot shrink because of it."""
+        if isinstance(value, Tensor):
+            labels = tuple(self.units.fresh(size) if size > 1 else None for size in value.shape)
+            self.units.doubtful += [(axis, reason) for axis in labels if axis is not None]
+            return labels
+        if isinstance(value, dict):
+            return {key: self._doubt(entry, reason) for key, entry in value.items()}
+        if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+            return tuple(self._doubt(entry, reason) for entry in value)
+        return None
 
     def _trace_number(self, node: fx.Node) -> None:
         """Where a number comes from: which axes of channels, and whether other sizes take part."""
         axes = self._shape(node)
         if axes is not None:
-            self.axes[node] = axes
+            self.notes.shapes[node] = axes
             self.notes.sources[node] = tuple(labels for labels in axes if labels is not None and len(labels))
             is_open = any(labels is None for labels in axes)
         else:
@@ -110,21 +137,20 @@ class Labeller:
         if isinstance(known, Operand) and (node.target == "size" or node.args[1:] == ("shape",)):
             dim = node.args[1] if node.target == "size" and len(node.args) > 1 else node.kwargs.get("dim")
             return (known.labels[dim],) if isinstance(dim, int) else known.labels
-        if source not in self.axes:
+        if source not in self.notes.shapes:
             return None
         if node.target is operator.getitem and isinstance(node.args[1], int | slice):
-            chosen = self.axes[source][node.args[1]]
+            chosen = self.notes.shapes[source][node.args[1]]
             return chosen if isinstance(chosen, tuple) else (chosen,)
-        if node.target is operator.add and isinstance(
-            node.args[1], tuple | list
-        ):  # x.shape[:-1] + (heads, size)
-            return (*self.axes[source], *(self._entry(entry) for entry in node.args[1]))
+        # x.shape[:-1] + (heads, size)
+        if node.target is operator.add and isinstance(node.args[1], tuple | list):
+            return (*self.notes.shapes[source], *(self._entry(entry) for entry in node.args[1]))
         return None
 
     def _entry(self, entry: Any) -> Indices | None:
         if not isinstance(entry, fx.Node):
             return np.empty(0, dtype=np.int64)
-        axes = self.axes.get(entry)
+        axes = self.notes.shapes.get(entry)
         return axes[0] if axes is not None and len(axes) == 1 else None
 
     def _attach(self, value: Any, labels: Any) -> Any:

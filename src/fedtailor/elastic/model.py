@@ -62,7 +62,7 @@ class ElasticModel:
         self.module = module
         self.groups = groups
         self.notes = tuple(notes)  # for ``explain``: what tracing met on the way
-        self._network = network
+        self.network = network  # None: the module's own class serves every width
         self.example = example
         self.objective = objective or Objective()
         persistent = set(module.state_dict(keep_vars=True))
@@ -167,7 +167,7 @@ class ElasticModel:
     @property
     def own_class(self) -> bool:
         """Whether pieces are of the user's own class; if not, they run the traced graph of its ``forward``."""
-        return self._network is None
+        return self.network is None
 
     def explain(self) -> str:
         """A report for people: what can shrink, what cannot and why, and how much of the model that is."""
@@ -189,7 +189,7 @@ class ElasticModel:
             raise FedtailorError(
                 f"the patch has no values for {', '.join(missing[:3])}: it cannot run by itself"
             )
-        small: nn.Module = weightless(self.module) if self._network is None else copy.deepcopy(self._network)
+        small: nn.Module = weightless(self.module) if self.network is None else copy.deepcopy(self.network)
         resize(small, self.groups, patch.cut)
         if isinstance(small, SizedGraph):
             small = plain_graph(small, list(self.constants)).train(self.module.training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import linecache
 import sys
 import traceback
@@ -42,6 +43,12 @@ def asking_line(node: fx.Node) -> str:
     """Where a value is asked for, if that is not where it was made."""
     line = user_line()
     return "" if line == node.meta.get("place") else f", asked for at {line}"
+
+
+def is_unpacking() -> bool:
+    """Whether the code asks in order to unpack: ``q, k, v = x``."""
+    frame: Any = sys._getframe(2)
+    return bool(dis.opname[frame.f_code.co_code[frame.f_lasti]] == "UNPACK_SEQUENCE")
 
 
 def is_guard() -> bool:

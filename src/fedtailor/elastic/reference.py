@@ -84,11 +84,8 @@ class Reference:
         value = self._call(node, self._value)
         try:
             self.numbers[node] = self._call(node, self._number)
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ):  # it needs the values of tensors, which the small network lacks here
-            self.numbers[node] = value
+        except (RuntimeError, NotImplementedError):
+            self.numbers[node] = value  # it needs the values of tensors, and here they are empty
         return value
 
     def _attribute(self, node: fx.Node) -> Any:

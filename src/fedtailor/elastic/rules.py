@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,6 +30,9 @@ FUNCTION_RULES: dict[Any, Rule] = {}  # a function, or the name of a tensor meth
 Mode = Literal["arithmetic", "masked", "small"]
 
 
+_HARMLESS = ("__init__", "__repr__", "extra_repr", "reset_parameters")  # methods that compute nothing
+
+
 class TraceError(FedtailorError):
     """The module cannot be traced; the message names the node, its source line and what to do."""
 
@@ -53,6 +57,16 @@ def function_rule(*targets: Any) -> Callable[[Rule], Rule]:
         return rule
 
     return register
+
+
+def rule_of_layer(kind: type) -> Rule | None:
+    """The rule of a layer type, or of the type that it inherits everything but its constructor from."""
+    for base in kind.__mro__:
+        if base in LAYER_RULES:
+            return LAYER_RULES[base]
+        if any(inspect.isfunction(value) and name not in _HARMLESS for name, value in vars(base).items()):
+            return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -91,10 +105,11 @@ class Notes:
     literals: list[LiteralSize] = field(default_factory=list)
     unknown: list[tuple[Site, list[Indices]]] = field(default_factory=list)
     sources: dict[fx.Node, tuple[Indices, ...]] = field(default_factory=dict)  # axes behind a computed number
+    shapes: dict[fx.Node, tuple[Indices | None, ...]] = field(
+        default_factory=dict
+    )  # as the units of each axis
     open: set[fx.Node] = field(default_factory=set)  # numbers that depend on sizes that are not channels
-    front: frozenset[fx.Node] = (
-        frozenset()
-    )  # reshapes whose first new axis carries the channels, not the last
+    front: frozenset[fx.Node] = frozenset()  # reshapes whose first new axis carries channels, not the last
     undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
 
 
@@ -265,10 +280,8 @@ def describe(node: fx.Node, layer: nn.Module | None = None) -> str:
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type):  # the ``apply`` of an autograd function
         kind = f"{owner.__name__}.{target.__name__}"
-    elif getattr(target, "__module__", "").startswith(
-        "torch.ao"
-    ):  # quantised layers have the names of others
-        kind = f"{target.__module__}.{target.__name__}"
+    elif getattr(target, "__module__", "").startswith("torch.ao"):
+        kind = f"{target.__module__}.{target.__name__}"  # quantised layers have the names of others
     else:
         kind = getattr(target, "__name__", target)
     name = node.target if layer is not None else node.name

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -107,7 +108,7 @@ def trace(
         other = _label(module, found, on_unknown, wishes, best.notes.front | {node})
         if other.share(module) > share:
             best, share = other, other.share(module)
-    _refuse_unknown(best.notes, best.solution)
+    _refuse_unknown(best)
     return _finish(best, found)
 
 
@@ -302,18 +303,21 @@ def _fix_the_rest(units: Units, notes: Notes, shapes: Mapping[str, Any], on_unkn
                 units.fix(labels, f"reaches {site.place}, which has no rule")
 
 
-def _refuse_unknown(notes: Notes, solution: Solution) -> None:
-    """An operation without a rule is no problem if nothing that reaches it can shrink."""
-    elastic = set(solution.groups.elastic)
-    for site, reaching in notes.unknown:
-        groups = [group for group in solution.layout.groups_on(reaching) if group in elastic]
-        if groups:
-            producers = [
-                p for p, made in solution.groups.producers.items() if set(made) & set(groups)
-            ] or groups
-            kind = "layer_rule" if site.node.op == "call_module" else "function_rule"
-            raise TraceError(
-                f"no rule says how channels pass through {site.place}. Register one with fedtailor.elastic.{kind}, "
-                f"leave the channels that reach it uncut with keep={producers[:4]!r}, or leave all channels uncut that "
-                'reach such operations with on_unknown="keep"'
-            )
+def _refuse_unknown(found: _Labelled) -> None:
+    """An operation without a rule is no problem if nothing that reaches it can shrink anyway."""
+    layout, groups = found.solution.layout, found.solution.groups
+    rigid = {int(root) for numbers, _ in found.units.fixed for root in layout.roots[numbers]}
+    for site, reaching in found.notes.unknown:
+        roots = {int(root) for labels in reaching for root in layout.roots[labels]}
+        names = layout.groups_on([np.asarray(sorted(roots - rigid), dtype=np.int64)])
+        if not names:
+            continue
+        producers = [
+            producer for producer, made in groups.producers.items() if set(made) & set(names)
+        ] or names
+        kind = "layer_rule" if site.node.op == "call_module" else "function_rule"
+        raise TraceError(
+            f"no rule says how channels pass through {site.place}. Register one with fedtailor.elastic.{kind}, leave "
+            f"the channels that reach it uncut with keep={list(producers)[:4]!r}, or leave all channels uncut that "
+            'reach such operations with on_unknown="keep"'
+        )

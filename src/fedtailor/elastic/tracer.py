@@ -9,6 +9,7 @@ not for running other batches. Questions about the values of tensors are refused
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +23,8 @@ from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _assert_is_none
 from torch.nn.modules import transformer
 
-from fedtailor.elastic.places import asking_line, failing_line, is_guard, user_line
-from fedtailor.elastic.rules import LAYER_RULES, TraceError, describe
+from fedtailor.elastic.places import asking_line, failing_line, is_guard, is_unpacking, user_line
+from fedtailor.elastic.rules import TraceError, describe, rule_of_layer
 
 FACTORIES = (
     torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
@@ -64,10 +65,9 @@ class Value(fx.Proxy):
         return self.node.meta["value"]
 
     def __getattr__(self, k: str) -> Any:
-        if k.startswith(
-            "__"
-        ):  # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
-            raise AttributeError(k)
+        # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
+        if k.startswith("__") or not hasattr(self.known, k):
+            raise AttributeError(f"{type(self.known).__name__!r} object has no attribute {k!r}")
         return _Attribute(self, k)
 
     def _answer(self, kind: Callable[[Any], Any]) -> Any:
@@ -89,10 +89,12 @@ class Value(fx.Proxy):
         return np.asarray(self._answer(lambda value: value), *args, **kwargs)
 
     def __len__(self) -> int:
-        return len(self.known)
+        return int(self.size(0)) if isinstance(self.known, Tensor) else len(self.known)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self.known)))  # type: ignore[index]
+        if is_unpacking() or not isinstance(self.known, Tensor):  # the code itself says how many there are
+            return (self[index] for index in range(len(self.known)))  # type: ignore[index]
+        return (self[index] for index in range(len(self)))  # type: ignore[index]
 
     def __contains__(self, key: object) -> bool:
         return key in self.known
@@ -166,7 +168,7 @@ class Tracer(fx.Tracer):
         watched: dict[type, type] = {}
         for part in module.modules():
             kind = type(part)
-            if kind not in LAYER_RULES and "training" in part.__dict__:
+            if rule_of_layer(kind) is None and "training" in part.__dict__:
                 if kind not in watched:
                     watched[kind] = type(
                         kind.__name__,
@@ -175,10 +177,12 @@ class Tracer(fx.Tracer):
                     )
                 part.__class__ = watched[kind]
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if type(m) in LAYER_RULES:
+    def is_leaf_module(self, m: nn.Module, _path: str) -> bool:
+        if rule_of_layer(type(m)) is not None:
             return True
-        return not isinstance(m, COMPOSITE) and super().is_leaf_module(m, module_qualified_name)
+        if type(m).__module__.startswith("torch.nn") and not isinstance(m, COMPOSITE):
+            return any(True for _ in m.parameters())  # without weights, its code says how channels flow
+        return type(m).__module__.startswith("torch.ao")
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -230,7 +234,7 @@ class Tracer(fx.Tracer):
             return value
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError, AttributeError) as error:
             layer = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
-            if layer is not None and type(layer) not in LAYER_RULES:
+            if layer is not None and rule_of_layer(type(layer)) is None:
                 hint = ": there is no rule for this layer; register one with fedtailor.elastic.layer_rule"
             else:
                 hint = " (is the example batch what forward expects?)"
@@ -335,19 +339,25 @@ def _patched(tracer: Tracer) -> Iterator[None]:
             return bound(*args, **kwargs)
         return tracer.create_proxy("call_function", bound, args, kwargs)
 
+    def length(sized: Any) -> Any:
+        if isinstance(sized, Value) and isinstance(sized.known, Tensor) and not tracer._computing:
+            return sized.size(0)
+        return count(sized)
+
+    count = builtins.len
     original = torch.autograd.Function.__dict__["apply"]
     changes: list[tuple[Any, str, Any]] = [
         *((torch, function.__name__, recorded(function)) for function in FACTORIES),
         *((nn.utils.rnn, function.__name__, recorded(function)) for function in PACKING),
         (torch.autograd.Function, "apply", classmethod(apply)),
+        (builtins, "len", length),
         # It compares the values of masks to find out whether they are causal: a hint, not a result.
         (transformer, "_detect_is_causal_mask", lambda _mask, is_causal, _size: bool(is_causal)),
     ]
     before = [owner.__dict__[name] for owner, name, _ in changes]
     fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(
-        False
-    )  # it looks at the values of masks, and into the weights of layers
+    # Fused Transformer layers look at the values of masks, and into the weights of the layers inside them.
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         for owner, name, replacement in changes:
             setattr(owner, name, replacement)

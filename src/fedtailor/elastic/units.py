@@ -32,6 +32,7 @@ class Units:
     ties: list[tuple[Indices, Indices]] = field(default_factory=list)
     fixed: list[tuple[Indices, str]] = field(default_factory=list)
     known_fixed: set[int] = field(default_factory=set)
+    doubtful: list[tuple[Indices, str]] = field(default_factory=list)  # fixed for want of a rule
     axes: dict[tuple[str, int], Indices] = field(default_factory=dict)  # (tensor, axis) -> unit numbers
     sizes: list[tuple[str, str, int | None, Indices]] = field(default_factory=list)
     parts: list[Indices] = field(default_factory=list)  # pieces of axes that the code counts: ``x[:, :2]``
@@ -103,7 +104,7 @@ def solve(units: Units, shapes: Mapping[str, tuple[int, ...]], tied_names: dict[
     """Turn numbers and ties into named groups."""
     roots = _components(units.count, units.ties)
     reasons: dict[int, str] = {}
-    for numbers, reason in units.fixed:
+    for numbers, reason in (*units.fixed, *units.doubtful):
         for root in np.unique(roots[numbers]).tolist():
             reasons.setdefault(root, reason)
     pieces = np.zeros(units.count, dtype=np.uint64)  # of groups that lie in several runs on some axis

@@ -26,6 +26,7 @@ from fedtailor.data.federated import Parts
 from fedtailor.data.partitions import Partition
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.rewrite import SizedGraph
 from fedtailor.engines.engine import answer_to
 from fedtailor.engines.lifeline import hold
 from fedtailor.engines.luggage import unpack
@@ -87,6 +88,7 @@ def workshop_of(
     method: Method,
     module: torch.nn.Module,
     groups: ChannelGroups,
+    network: SizedGraph | None,
     example: Batch,
     objective: Objective,
     examples: Examples,
@@ -96,7 +98,8 @@ def workshop_of(
     """Build the model; it was traced in the parent, and its groups are plain data."""
     order, offsets = partition
     clients = Parts(examples, Partition(order.numpy(), offsets.numpy()))
-    return Workshop(method, ElasticModel(module, groups, example, objective), clients, test)
+    model = ElasticModel(module, groups, example, objective, network=network)
+    return Workshop(method, model, clients, test)
 
 
 class Desk:

@@ -233,6 +233,7 @@ def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dic
         "method": method,
         "module": model.module,
         "groups": model.groups,
+        "network": model.network,
         "example": model.example,
         "objective": model.objective,
         "examples": data.train,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from fedtailor.elastic.groups import Indices
@@ -144,7 +144,7 @@ def length(site: Site) -> Any:
 @function_rule(torch.var_mean, torch.std_mean)
 def moments(site: Site) -> Any:
     """Two reductions at once."""
-    return mix(site, site.argument(1, "dim"))
+    return mix(site, site.argument(1, "dim"), places=False)
 
 
 @layer_rule(nn.Softmax, nn.LogSoftmax, nn.Softmin)
@@ -153,8 +153,8 @@ def softmax_layer(site: Site) -> Any:
     return mix(site, site.layer.dim)
 
 
-def mix(site: Site, dims: Any) -> Any:
-    """Mix the axes ``dims`` (all, if None)."""
+def mix(site: Site, dims: Any, places: bool = True) -> Any:
+    """Mix the axes ``dims`` (all, if None); a second output says at which ``places`` the values were found."""
     x = site.operand()
     chosen: Iterable[int] = (
         range(x.value.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
@@ -165,10 +165,9 @@ def mix(site: Site, dims: Any) -> Any:
         if "var" in str(site.node.target) or "std" in str(site.node.target):
             for dim in mixed:  # the unbiased estimate divides by one less
                 site.units.at_least(x.labels[dim], 2)
-    if not isinstance(site.output, Tensor):  # values and places; a place is a number that a cut would change
-        if any(
-            user.target is operator.getitem and user.args[1] == 1 and user.users for user in site.node.users
-        ):
+    if not isinstance(site.output, Tensor):
+        users = [user for user in site.node.users if user.target is operator.getitem and user.args[1] == 1]
+        if places and any(user.users for user in users):  # a place is a number that a cut would change
             site.fix_axes(x, mixed, "is searched by")
         return tuple(_reduced(x.labels, mixed, part) for part in site.output)
     return _reduced(x.labels, mixed, site.output)
@@ -213,6 +212,12 @@ def blank(site: Site) -> Labels:
         "new_"
     )
     written, path = site.written(1 if method else 0, "size")
+    shape = site.notes.shapes.get(written) if isinstance(written, fx.Node) else None
+    if (
+        shape is not None and len(shape) == site.output.dim()
+    ):  # as large as another tensor: it holds those units
+        sizes = zip(shape, site.output.shape, strict=True)
+        return tuple(axis if axis is None or len(axis) else site.units.fresh(size) for axis, size in sizes)
     if not isinstance(written, tuple | list):
         first = 1 if method else 0
         written, path = site.node.args[first:], ("args",)
