@@ -27,7 +27,19 @@ RUNS = ROOT / "runs" / "evidence"
 EVIDENCE = ROOT / "docs" / "evidence"
 
 METHODS = "fjord,fjord:distillation=false,heterofl,fedavg:width=1/5"
-CHANNELS = f"{METHODS},efd,federated-dropout,uniprob,uniprob:inverted_scaling=false,fedrolex,fedrolex:phase=independent,splitmix:base=1/5"
+CHANNELS = ",".join(
+    [
+        METHODS,
+        "heterofl:scaler=false",
+        "efd",
+        "federated-dropout",
+        "uniprob",
+        "uniprob:inverted_scaling=false",
+        "fedrolex",
+        "fedrolex:phase=independent",
+        "splitmix:base=1/5",
+    ]
+)
 ISOLATED = ",".join(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
 
 

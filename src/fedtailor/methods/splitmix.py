@@ -42,7 +42,7 @@ class SplitMix(Method):
     policies: ClassVar[tuple[Policy, ...]] = ("averaged",)  # each base tracks statistics of its own
 
     base: WidthLike = 0.125
-    scaler: bool = True  # multiply layer outputs by 1 / base in training
+    scaler: bool = False  # multiply layer outputs by 1 / base in training, and only there
 
     def __post_init__(self) -> None:
         super().__post_init__()
