@@ -3,7 +3,7 @@
     FEDTAILOR_DATA=... python benchmarks/flado_evidence.py [--list] [--seconds N] [piece ...]
 
 Without names all pieces run, one after the other. Call it again after an interruption: finished runs are skipped, begun
-ones go on from their last round. Every finished run leaves a small JSON of its course (accuracy, FLOPs and parameters at
+ones go on from their last round. Each finished run leaves a small JSON of its course (accuracy, FLOPs and parameters at
 every evaluation); ``tables.json`` joins them: cost to reach common targets, and to match each other's best accuracy.
 ``--seconds`` stops before the first run that would start later than that.
 """

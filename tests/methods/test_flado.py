@@ -64,7 +64,7 @@ def test_projected_probabilities_cost_exactly_the_budget(build, share):
     budget = Budget(macs=share)
     projected = project(model, some_probabilities(model), budget, 0.01)
     assert cost(model, projected) == pytest.approx(share, rel=1e-9)
-    assert (0.01 <= projected).all()
+    assert (projected >= 0.01).all()
     assert (projected <= 1).all()
     assert project(model, projected, budget, 0.01) is projected  # a point at the boundary stays where it is
 
