@@ -16,6 +16,7 @@ from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.expected import expected_macs, project, uniform_probability
+from fedtailor.elastic.patch import Patch
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
 from fedtailor.methods.fedavg import FedAvg
@@ -23,7 +24,7 @@ from fedtailor.methods.flado import SEED, SKETCH, Flado, trajectory_of
 from fedtailor.methods.uniprob import UniProb, draw_active
 from fedtailor.round import ServerState
 from fedtailor.server.seeds import Seeds
-from helpers import client, cnn_model, differing, image_data, images, mlp_model, run
+from helpers import client, cnn_model, differing, image_data, images, mlp_model, run, update_of, vectors
 from methods.test_uniprob import SquareStage
 
 LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)
@@ -107,10 +108,8 @@ def test_every_estimator_moves_probabilities_at_the_budget(estimator, network):
 
 
 def second_round(method, model, data):
-    state = method.init(model)
-    after = run(method, model, data, SMALL, rounds=1).state
-    state = method.merge(state, [], model)
-    state = replace(after, round=1)
+    """The task of client 0 after one round, and what it makes of it before it trains."""
+    state = run(method, model, data, SMALL, rounds=1).state
     who = replace(client(0, examples=6), budget=Budget(macs=0.3))
     task = method.assign(state, who, model, Seeds(0))
     return task, method.prepare(task, data.train.subset(torch.arange(6)), model)
@@ -137,7 +136,7 @@ def test_only_k_numbers_and_a_seed_travel_and_the_client_uses_the_servers_transf
 def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do():
     """The trajectory is the client's own descent on three of eight channels; the sign decides who gains."""
     model = mlp_model(hidden=8)
-    data = images_as_vectors()
+    data = vectors(24)
     method = Flado(LocalTraining(batch_size=24), estimator="surrogate", alignment_network="full", sketch=4096)
     weights = {name: value.requires_grad_() for name, value in model.weights().items()}
     batch = data.take(torch.arange(24))
@@ -147,25 +146,12 @@ def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do
     for name in ("0.weight", "0.bias"):
         after[name][:3] -= gradient[name][:3]
     before = ServerState(0, model.weights())
-    updates = [_update(after)]
+    updates = [update_of(0, Patch(after, Cut.everything()), weight=4.0)]
     state = method.merge(before, updates, model)
     who = replace(client(0, examples=24), budget=Budget(macs=0.4))
     task = method.assign(replace(state, weights=model.weights()), who, model, Seeds(0))
     p = method.prepare(task, data, model).memory["probabilities"].numpy()
     assert p[:3].min() > p[3:].max()
-
-
-def images_as_vectors():
-    from helpers import vectors
-
-    return vectors(24)
-
-
-def _update(weights):
-    from fedtailor.elastic.patch import Patch
-    from helpers import update_of
-
-    return update_of(0, Patch(weights, Cut.everything()), weight=4.0)
 
 
 def test_probabilities_stay_with_the_client_from_round_to_round():
