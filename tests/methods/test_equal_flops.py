@@ -20,7 +20,7 @@ from fedtailor.server.seeds import Seeds
 from helpers import client, cnn_model
 
 LOCAL = LocalTraining(batch_size=1)
-STEPS = 3000
+STEPS = 600
 
 
 def share_of_full(method, share: float) -> float:
@@ -38,7 +38,7 @@ def test_every_method_spends_what_its_client_may_spend(share):
     for method in (HeteroFL(LOCAL), EFD(LOCAL)):  # whole channels: a little is left
         assert 0.85 * share < share_of_full(method, share) <= share
     ordered = FjORD(LOCAL, "averaged", widths="uniform-20", distillation=False, mean_budget=True)
-    assert share_of_full(ordered, share) == pytest.approx(share, rel=0.05)  # a mean over drawn steps
+    assert share_of_full(ordered, share) == pytest.approx(share, rel=0.1)  # a mean over drawn steps
 
 
 @pytest.mark.parametrize("allowed", [1, 1.2, 1.5, 2, 3, 3.3, 4, 5, 6])

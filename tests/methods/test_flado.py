@@ -16,6 +16,7 @@ from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.expected import expected_macs, project, uniform_probability
+from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
@@ -216,9 +217,13 @@ def test_a_budget_below_what_cannot_shrink_names_the_smallest_feasible_share():
 
 
 def test_a_network_without_elastic_channels_is_refused_unless_its_budget_is_full():
-    model = elastic(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), images(2).take(torch.arange(2)))
+    with pytest.raises(FedtailorError, match="nothing in Sequential can shrink"):
+        elastic(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), images(2).take(torch.arange(2)))
+    whole = mlp_model()
+    groups = replace(whole.groups, fixed=dict.fromkeys(whole.groups.widths, "is kept"))
+    model = ElasticModel(whole.module, groups, whole.example)
     with pytest.raises(
-        FedtailorError, match="no channel of this model can shrink.*smallest feasible share of it is 1"
+        FedtailorError, match="no channel of this model can shrink.*feasible share of it is 1"
     ):
         Flado().cut_for(Budget(macs=0.5), model)
     assert Flado().cut_for(Budget(macs=1.0), model) == Cut.everything()

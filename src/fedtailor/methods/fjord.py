@@ -12,6 +12,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, cast
 
@@ -199,6 +200,7 @@ class FjORD(Method):
         }
         return Cut.of(model.groups, {group: range(count) for group, count in counts.items()})
 
+    @lru_cache(maxsize=128)  # noqa: B019  (methods are few and hold numbers only; a client's steps all ask the same)
     def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
         """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""
         costs = [float(model.cost(self.cut_at(width, model)).macs) for width in self.candidates]
