@@ -34,6 +34,7 @@ from fedtailor.elastic.patch import (
 )
 from fedtailor.elastic.rewrite import SizedGraph, plain_graph
 from fedtailor.elastic.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
+from fedtailor.elastic.unit_map import UnitMap
 from fedtailor.errors import FedtailorError
 
 Weights = dict[str, Tensor]
@@ -92,6 +93,11 @@ class ElasticModel:
         ]
         extents = [self.groups.extents.get(f"{path}.weight", ()) for path in tables]
         return frozenset(axis.group for dims in extents for extent in dims[1:] for axis in extent.axes)
+
+    @cached_property
+    def units(self) -> UnitMap:
+        """All elastic units in one vector, and where tensors and layers hold them."""
+        return UnitMap(self.groups, self.module)
 
     def weights(self) -> Weights:
         """The module's own values, as a copy: where training starts (random or pretrained)."""

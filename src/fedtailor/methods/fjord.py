@@ -12,6 +12,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, cast
 
@@ -24,6 +25,7 @@ from fedtailor.elastic import norm
 from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, meets
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.expected import allowed_macs, mean_shares
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.norm import Policy
 from fedtailor.elastic.selections import WidthLike, as_width, kept, prefix
@@ -55,6 +57,7 @@ class FjORD(Method):
     temperature: float = 1.0  # T, softens both answers in distillation
     per_layer: bool = False  # draw a width for every channel group instead of one for all
     slice_embeddings: bool = False  # the paper keeps all columns of embeddings
+    mean_budget: bool = False  # a budget of MACs limits the mean over the drawn widths, not the largest one
     random_drop: float = 0.0  # FjORD + eFD: d, the cap on random dropout in the next larger width; 0: off
 
     def __post_init__(self) -> None:
@@ -71,6 +74,13 @@ class FjORD(Method):
         require(0 <= self.random_drop < 1, "method.random_drop", self.random_drop, "at least 0 and below 1")
         if self.per_layer and self.random_drop:
             raise FedtailorError("method.per_layer and method.random_drop: expected at most one of them")
+        if self.mean_budget and (
+            self.distillation or self.per_layer or self.random_drop or self.probabilities
+        ):
+            raise FedtailorError(
+                "method.mean_budget: expected plain draws of one width; set method.distillation = false and leave "
+                "probabilities, per_layer and random_drop as they are"
+            )
         if self.per_layer and self.norm == "per_width":
             raise FedtailorError(
                 "method.per_layer: networks of mixed widths have no statistics of one width; set method.norm = 'static'"
@@ -91,6 +101,11 @@ class FjORD(Method):
 
     def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
         """F_p of the largest width of P that the budget allows: other widths have never been trained."""
+        if self.mean_budget and budget.macs is not None:
+            shares = self.shares_at(budget, model)
+            return self.cut_at(
+                max(w for w, share in zip(self.candidates, shares, strict=True) if share), model
+            )
         for width in reversed(self.candidates):
             cut = self.cut_at(width, model)
             if (budget.width is None or width <= as_width(budget.width)) and meets(model, cut, budget):
@@ -127,7 +142,7 @@ class FjORD(Method):
         if self.per_layer:
             student = self._mixed_cut(admissible, generator, model)
         else:
-            width = self._draw(drawable, generator)
+            width = self._draw(drawable, generator, self._shares(task, model))
             if beyond is not None and width > largest:
                 return [beyond]
             student = self.cut_at(width, model)
@@ -185,9 +200,25 @@ class FjORD(Method):
         }
         return Cut.of(model.groups, {group: range(count) for group, count in counts.items()})
 
-    def _draw(self, widths: Sequence[Fraction], generator: np.random.Generator) -> Fraction:
+    @lru_cache(maxsize=128)  # noqa: B019  (methods are few and hold numbers only; a client's steps all ask the same)
+    def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
+        """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""
+        costs = [float(model.cost(self.cut_at(width, model)).macs) for width in self.candidates]
+        return mean_shares(costs, allowed_macs(model, budget), budget)
+
+    def _shares(self, task: Task, model: ElasticModel) -> Sequence[float]:
+        budget = task.client.budget
+        return self.shares_at(budget, model) if self.mean_budget and budget.macs else self.probabilities
+
+    def _draw(
+        self,
+        widths: Sequence[Fraction],
+        generator: np.random.Generator,
+        shares: Sequence[float] | None = None,
+    ) -> Fraction:
         """One of the first widths of P, with the probabilities of D_P given that it is one of them."""
-        bounds = list(accumulate(self.probabilities[: len(widths)] or [1.0] * len(widths)))
+        weights = self.probabilities if shares is None else shares
+        bounds = list(accumulate(weights[: len(widths)] or [1.0] * len(widths)))
         return widths[bisect(bounds, generator.random() * bounds[-1], hi=len(widths) - 1)]
 
 

@@ -23,6 +23,8 @@ from fedtailor.elastic.expected import allowed_macs, uniform_probability
 from fedtailor.elastic.groups import ChannelGroups
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.norm import Policy
+from fedtailor.elastic.shells import Scale
+from fedtailor.elastic.unit_map import Vector
 from fedtailor.method import Method
 from fedtailor.methods import register
 from fedtailor.round import Task
@@ -43,7 +45,8 @@ class UniProb(Method):
     inverted_scaling: bool = True  # divide the outputs of drawn channels by p in training
 
     def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
-        """Channels have no order: everyone is given the full model."""
+        """Channels have no order: everyone is given the full model, if the budget can be met at all."""
+        uniform_probability(model, budget)
         return Cut.everything()
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
@@ -53,25 +56,35 @@ class UniProb(Method):
             task, memory={**task.memory, "probability": torch.tensor(probability, dtype=torch.float64)}
         )
 
+    def probabilities(self, task: Task, model: ElasticModel) -> Vector:
+        """The probability of every unit in this client's steps."""
+        return np.full(model.units.total, float(task.memory["probability"]))
+
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
-        probability = float(task.memory["probability"])
-        if probability == 1:
+        probabilities = self.probabilities(task, model)
+        if (probabilities == 1).all():
             return [task.patch.cut]
         generator = task.seeds.numpy("active channels", client=task.client.id, round=task.round, step=step)
-        units = {group: np.full(model.groups.widths[group], probability) for group in model.groups.elastic}
-        return [draw_active(model.groups, units, generator)]
+        return [draw_active(model.groups, model.units.by_group(probabilities), generator)]
 
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
     ) -> Any:
         scale = None
         if self.inverted_scaling and cut != task.patch.cut:
-            factor = 1 / float(task.memory["probability"])
-            elastic = set(model.groups.elastic)
-            scale = {
-                layer: factor for layer, groups in model.groups.producers.items() if elastic & set(groups)
-            }
+            scale = self.scale(self.probabilities(task, model), cut, weights, model)
         return model.forward(weights, cut, batch, mode="train", scale=scale)
+
+    def scale(
+        self, probabilities: Vector, cut: Cut, weights: Mapping[str, Tensor], model: ElasticModel
+    ) -> Scale:
+        """1 / p for the outputs of every layer that makes channels."""
+        first = float(probabilities[0])
+        if (probabilities == first).all():
+            elastic = set(model.groups.elastic)
+            return {layer: 1 / first for layer, made in model.groups.producers.items() if elastic & set(made)}
+        like = next(weight for weight in weights.values() if weight.is_floating_point())
+        return model.units.on_outputs(torch.from_numpy(1 / probabilities).to(like), cut)
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """On average exactly what the budget allows."""
@@ -84,10 +97,11 @@ def draw_active(
     probabilities: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]],
     generator: np.random.Generator,
 ) -> Cut:
-    """One Bernoulli draw per unit; a group that came out empty keeps the unit that was closest to staying."""
+    """One Bernoulli draw per unit; a group with fewer units than it needs keeps those that were closest to staying."""
     channels = {}
     for group, probability in probabilities.items():
-        chance = generator.random(len(probability))
-        active = np.flatnonzero(chance < probability)
-        channels[group] = active.tolist() if len(active) else [int(np.argmin(chance - probability))]
+        margin = generator.random(len(probability)) - probability
+        active = int((margin < 0).sum())
+        count = groups.constraint(group).round_up(active, of=len(probability))
+        channels[group] = np.sort(np.argsort(margin, kind="stable")[:count]).tolist()
     return Cut.of(groups, channels)

@@ -35,6 +35,10 @@ from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
 
 Row = dict[str, Any]
+_ACCOUNTED = (
+    "loss",
+    "examples",
+)  # metrics of a client that go into the row's sums; others are written for each
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,10 @@ def account(method: Method, model: ElasticModel, tries: list[Try]) -> Row:
     merged = tries[-1].updates
     weight = sum(update.weight for update in merged)
     loss = sum(update.metrics.get("loss", 0.0) * update.weight for update in merged)
+    reported = {
+        str(u.client): {name: value for name, value in u.metrics.items() if name not in _ACCOUNTED}
+        for u in merged
+    }
     return {
         "clients": len(tasks),
         "merged": len(merged),
@@ -156,6 +164,7 @@ def account(method: Method, model: ElasticModel, tries: list[Try]) -> Row:
         "bytes_up": sum(update.patch.nbytes for update in updates),
         "macs": macs,
         "train_loss": loss / weight if weight else None,
+        **({"reported": reported} if any(reported.values()) else {}),
     }
 
 

@@ -1,0 +1,187 @@
+"""What Flado's parts cost: the transform, sparse steps against dense ones, and the alignment of a round.
+
+    python benchmarks/flado.py [transform|steps|alignment ...]      writes docs/evidence/10/cost-*.json
+
+Transform: 11 million numbers, processor seconds of one thread, and the growth of the resident set in a fresh process.
+Steps: a client holds the whole network; each step draws, gathers, runs forward and backward, and writes back. Dense and
+sparse steps alternate, so that a busy machine slows both, and lower quartiles of processor time are compared.
+Alignment: the seconds of ``prepare`` beside those of the local steps of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtailor.client.sgd import LocalSteps, LocalTraining
+from fedtailor.client.sketch import Transform
+from fedtailor.data.batches import Examples
+from fedtailor.elastic import elastic
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.methods.flado import SEED, SKETCH, Flado
+from fedtailor.models import build_model
+from fedtailor.round import Client
+from fedtailor.server.seeds import Seeds
+
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "10"
+NUMBERS = 11_000_000
+SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+LOCAL = LocalTraining(lr=0.01, batch_size=32)
+SHAPES = {"lenet5": (1, 28, 28), "vgg9": (3, 32, 32), "resnet18": (3, 32, 32)}
+
+
+def network(name: str) -> ElasticModel:
+    """A traced network of the paper."""
+    torch.manual_seed(0)
+    example = (torch.randn(2, *SHAPES[name]), torch.zeros(2, dtype=torch.int64))
+    return elastic(build_model(name, input_shape=SHAPES[name], num_classes=10), example)
+
+
+def measure_transform() -> dict[str, Any]:
+    """Seconds, and memory over what the input takes, the input included."""
+    vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0))
+    seconds = []
+    for seed in range(5):
+        started = time.process_time()
+        Transform(NUMBERS, 1024, seed)([vector])
+        seconds.append(time.process_time() - started)
+    line = [sys.executable, __file__, "--memory"]
+    grown = int(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+    return {
+        "numbers": NUMBERS,
+        "rows": 1024,
+        "seconds": [round(each, 3) for each in seconds],
+        "memory_over_input": round(1 + grown / (4 * NUMBERS), 2),
+    }
+
+
+def transform_memory() -> int:
+    """In a fresh process: the peak above what is resident with the input."""
+    vector = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0))
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status("VmRSS")
+    Transform(NUMBERS, 1024, 1)([vector])
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def steps_at(model: ElasticModel, method: Flado, share: float) -> LocalSteps:
+    """A client with a budget, at its uniform start."""
+    client = Client(0, "tier", Budget(macs=share), 600)
+    task = method.assign(method.init(model), client, model, Seeds(0))
+    return LocalSteps(method, method.prepare(task, None, model), model)  # type: ignore[arg-type]
+
+
+def measure_steps(name: str, repeats: int) -> dict[str, Any]:
+    """Time against FLOPs: every share in turn, then again."""
+    model, method = network(name), Flado(LOCAL)
+    batch = (torch.randn(32, *SHAPES[name]), torch.arange(32) % 10)
+    clients = {share: steps_at(model, method, share) for share in SHARES}
+    seconds: dict[float, list[float]] = {share: [] for share in SHARES}
+    for step in range(repeats + 2):
+        for share, client in clients.items():
+            started = time.process_time()
+            client.take(step, batch)
+            if step >= 2:  # the first steps choose algorithms and fill caches
+                seconds[share].append(time.process_time() - started)
+    quartiles = {share: sorted(each)[len(each) // 4] for share, each in seconds.items()}
+    means = {share: sum(each) / len(each) for share, each in seconds.items()}
+    return {
+        "network": name,
+        "curve": [
+            {
+                "flops_share": share,
+                "seconds": round(quartiles[share], 5),
+                "faster_than_dense": round(quartiles[1.0] / quartiles[share], 2),
+                "faster_on_average": round(means[1.0] / means[share], 2),
+            }
+            for share in SHARES
+        ],
+    }
+
+
+def measure_alignment(name: str) -> list[dict[str, Any]]:
+    """One client's round at a third of the FLOPs: alignment beside the local steps."""
+    model = network(name)
+    examples = Examples.of(torch.randn(600, *SHAPES[name]), torch.arange(600) % 10)
+    rows = []
+    for estimator, where in (
+        ("hessian", "drawn"),
+        ("hessian", "full"),
+        ("score", "drawn"),
+        ("surrogate", "drawn"),
+    ):
+        method = Flado(LOCAL, estimator=estimator, alignment_network=where)  # type: ignore[arg-type]
+        client = Client(0, "tier", Budget(macs=0.34), 600)
+        state = method.init(model)
+        state = replace(state, memory={SKETCH: torch.randn(method.sketch), SEED: 1})
+        task = method.assign(state, client, model, Seeds(0))
+        method.prepare(task, examples, model)
+        started = time.process_time()
+        prepared = method.prepare(task, examples, model)
+        alignment = time.process_time() - started
+        steps = LocalSteps(method, prepared, model)
+        batch = examples.take(torch.arange(32))
+        steps.take(0, batch)
+        started = time.process_time()
+        for step in range(1, 20):
+            steps.take(step, batch)
+        local = time.process_time() - started
+        counted = (
+            method.work(task, model).macs / method.work(replace(task, patch=prepared.patch), model).macs - 1
+        )
+        rows.append(
+            {
+                "network": name, "estimator": estimator, "passes_on": where,
+                "alignment_seconds": round(alignment, 4), "local_seconds_19_steps": round(local, 4),
+                "overhead_seconds": round(alignment / local, 3), "overhead_counted_macs": round(counted, 3),
+            }
+        )  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = ("transform", "steps", "alignment")
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="part", help=", ".join(parts))
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.memory:
+        print(transform_memory())
+        return
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    for part in options.parts or parts:
+        if part == "transform":
+            result: Any = measure_transform()
+        elif part == "steps":
+            result = [measure_steps(name, options.repeats) for name in ("lenet5", "vgg9", "resnet18")]
+        else:
+            result = measure_alignment("lenet5")
+        print(json.dumps(result), flush=True)
+        text = json.dumps({"torch": torch.__version__, part: result}, indent=1)
+        (EVIDENCE / f"cost-{part}.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
