@@ -240,7 +240,7 @@ def test_the_file_is_as_small_as_promised(tmp_path):
 
 
 def test_broken_files_are_refused_by_name(saved, tmp_path):
-    _, patch, path = saved
+    _, patch, _path = saved
     (tmp_path / "no").write_bytes(b"no safetensors")
     with pytest.raises(FedtailorError, match="cannot be read"):
         load_sparse(tmp_path / "no")

@@ -76,11 +76,6 @@ class Cut:
         return self.mask if self.mask is not None and self.mask.level else None
 
     @property
-    def dense(self) -> Cut:
-        """The same channels with all their weights; a map of levels stays with it."""
-        return self if self.sparse is None else replace(self, mask=replace(self.sparse, level=0))
-
-    @property
     def unmasked(self) -> Cut:
         """The same channels with all their weights, without a map of levels."""
         return self if self.mask is None else replace(self, mask=None)

@@ -141,7 +141,7 @@ class ElasticModel:
             return patch
         places = _survivors(patch.cut.sparse)
         values = {n: places[n].spread(v) if n in places else v for n, v in patch.values.items()}
-        return Patch(values, patch.cut.dense)
+        return Patch(values, patch.cut.unmasked)
 
     def inside(self, outer: Cut, inner: Cut) -> dict[str, Where]:
         """Where the tensors of ``inner`` lie inside the tensors of ``outer``."""
@@ -241,7 +241,7 @@ class ElasticModel:
     def complete(self, weights: Mapping[str, Tensor], cut: Cut, device: str | None = None) -> Weights:
         """Held weights, the constants at the same cut, and the second names of shared tensors; nothing is packed."""
         if cut.sparse is not None:
-            weights, cut = self.spread(Patch(dict(weights), cut)).values, cut.dense
+            weights, cut = self.spread(Patch(dict(weights), cut)).values, cut.unmasked
         table = self.table(cut)
         values = {name: value for name, value in weights.items() if name in table}
         for name, value in self.constants.items():

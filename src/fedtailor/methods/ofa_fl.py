@@ -178,7 +178,8 @@ class OFAFL(Method):
         if task.action != "train":
             return super().perform(task, data, model)
         masks = _masks(self.networks(task.reply.cut), model)
-        working = replace(task, patch=model.spread(task.patch), memory={**task.memory, **masks})
+        dense = Patch(model.spread(task.patch).values, task.patch.cut.unmasked)
+        working = replace(task, patch=dense, memory={**task.memory, **masks})
         trained, metrics = sgd.train(self, working, data, model)
         packed = model.narrow(trained, task.reply.cut).values
         return self.answer(task, Patch({**trained.values, **packed}, task.reply.cut), len(data), metrics)
