@@ -2,8 +2,8 @@
 
     FEDTAILOR_DATA=... python benchmarks/ofa_evidence.py [--list] [--workers N] [piece ...]
 
-A piece is a network: `mlp`, `cnn`, `cifar10`, and `convergence`, the rule instead of the schedule. Call it again after an
-interruption: finished runs are skipped, a begun one goes on from its last round. `figures` draws what is there.
+A piece is a network: `mlp`, `cnn`, `cifar10`; `convergence` is the rule instead of the schedule. Call it again after
+an interruption: finished runs are skipped, a begun one goes on from its last round. `figures` draws what is there.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from fedtailor.client.sgd import LocalSteps, LocalTraining
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.levels import Mask
-from fedtailor.elastic.pruning import prunable
+from fedtailor.elastic.pruning import prunable, requirements
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.ofa_fl import OFAFL, requirements
+from fedtailor.methods.ofa_fl import OFAFL
 from fedtailor.round import Client, ServerState
 from fedtailor.server.seeds import Seeds
 from helpers import bits, cnn_model, differing, image_data, mlp_model, run, snapshot, tiny_mlp, vector_data

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fedtailor.elastic.budget import distinct_widths
+from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.levels import Levels
 from fedtailor.elastic.model import ElasticModel, Weights
+from fedtailor.elastic.selections import prefix
 from fedtailor.errors import require
 
 MATRICES = (nn.Linear, nn.Bilinear, _ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -98,3 +103,24 @@ def rewind(weights: Mapping[str, Tensor], model: ElasticModel, levels: Levels, l
         else:
             rewound[name] = initial[name]
     return rewound
+
+
+def requirements(ratios: Sequence[Fraction], model: ElasticModel) -> dict[str, list[str]]:
+    """The least width, parameters and density that pay for each ratio, as exact text.
+
+    A width pays for as many weights as a network of that width has.
+    """
+    full = model.costs.measure("params", model.costs.full)
+    weights = sum(prod(model.shape(name, Cut.everything())) for name in prunable(model))
+    params = [full - weights + round(ratio * weights) for ratio in ratios]
+    widths = distinct_widths(model.groups) or [Fraction(1)]
+
+    def held(width: Fraction) -> int:
+        return model.costs.measure("params", model.costs.counts(prefix(model.groups, width)))
+
+    least = [widths[min(bisect_left(widths, need, key=held), len(widths) - 1)] for need in params]
+    return {
+        "params": [str(need) for need in params],
+        "width": [str(width) for width in least],
+        "density": [str(ratio) for ratio in ratios],
+    }

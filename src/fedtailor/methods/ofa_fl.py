@@ -7,10 +7,10 @@ mask of ratio r. The number of ratios that have been pruned for is the *depth*; 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor
@@ -19,15 +19,15 @@ from fedtailor.client import sgd
 from fedtailor.client.layout import Layouts
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elastic import norm
-from fedtailor.elastic.budget import Budget, distinct_widths
+from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.levels import DEEPEST, Levels, Mask
 from fedtailor.elastic.model import ElasticModel, Weights
 from fedtailor.elastic.norm import Policy
 from fedtailor.elastic.patch import Patch
-from fedtailor.elastic.pruning import prunable, prune, rewind, unpruned
-from fedtailor.elastic.selections import WidthLike, as_width, prefix
+from fedtailor.elastic.pruning import prunable, prune, requirements, rewind, unpruned
+from fedtailor.elastic.selections import WidthLike, as_width
 from fedtailor.errors import FedtailorError, require
 from fedtailor.method import Method
 from fedtailor.methods import register
@@ -118,9 +118,15 @@ class OFAFL(Method):
     # On the server
 
     def init(self, model: ElasticModel) -> ServerState:
-        needs = {name: list(least) for name, least in requirements(self.densities, model).items()}
-        start = {"depth": 0, "levels": {}, "needs": needs, "known": {}, "best": None, "stale": 0}
-        return ServerState(0, model.weights(), {**start, "row": {"supported": ["1"]}})
+        memory = {
+            "depth": 0,
+            "levels": {},
+            "known": {},
+            "best": None,
+            "stale": 0,
+            "row": {"supported": ["1"]},
+        }
+        return ServerState(0, model.weights(), {**memory, "needs": requirements(self.densities, model)})
 
     def begin(self, state: ServerState, model: ElasticModel) -> ServerState:
         """Prune and rewind, if the trigger has fired."""
@@ -144,24 +150,28 @@ class OFAFL(Method):
         depth, needs = state.memory["depth"], state.memory["needs"]
         if depth == len(self.ratios) - 1:
             return clients
-        return [client for client in clients if self.number(client.budget, needs) <= depth]
+        supported = cache(lambda budget: self.number(budget, needs) <= depth)  # clients share few budgets
+        return [client for client in clients if supported(client.budget)]
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """The surviving weights; and the map of levels, where the client has not got it and needs it."""
         cut = self.select(state, client, model, seeds)
         patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
         patch = norm.with_statistics(model, patch, state.weights, self.norm, self.networks(cut))
-        needed = cut.mask is not None and (self.joint_loss or cut.mask.level > 0)
-        levels = None
-        if needed and cut.mask is not None and state.memory["known"].get(client.id) != state.memory["depth"]:
-            levels = cut.mask.levels
+        known = state.memory["known"].get(client.id) == state.memory["depth"]
+        levels = None if known else self._map_for(cut)
         reply = Reply(frozenset(patch.values), cut)
         return Task(client, state.round, patch, reply, seeds, levels=levels)
 
+    def _map_for(self, cut: Cut) -> Levels | None:
+        """The map that the holder of a cut works with; the full network alone needs none."""
+        return cut.mask.levels if cut.mask is not None and (self.joint_loss or cut.mask.level) else None
+
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
-        """The one merge rule; who has answered has the present map of levels."""
+        """The one merge rule; who has answered has the map of levels that it was sent."""
         merged = super().merge(state, updates, model)
-        known = {**state.memory["known"], **{update.client: state.memory["depth"] for update in updates}}
+        sent = [update.client for update in updates if self._map_for(update.patch.cut) is not None]
+        known = {**state.memory["known"], **dict.fromkeys(sent, state.memory["depth"])}
         return replace(merged, memory={**state.memory, "known": known})
 
     def observe(self, state: ServerState, evaluation: Mapping[str, Metrics]) -> ServerState:
@@ -178,7 +188,7 @@ class OFAFL(Method):
         if task.action != "train":
             return super().perform(task, data, model)
         masks = _masks(self.networks(task.reply.cut), model)
-        dense = Patch(model.spread(task.patch).values, task.patch.cut.unmasked)
+        dense = replace(model.spread(task.patch), cut=task.patch.cut.unmasked)
         working = replace(task, patch=dense, memory={**task.memory, **masks})
         trained, metrics = sgd.train(self, working, data, model)
         packed = model.narrow(trained, task.reply.cut).values
@@ -223,24 +233,3 @@ def _masked(weights: Weights, cut: Cut, masks: Weights) -> Weights:
         return weights
     factors = {name: masks[norm.tagged(name, cut)] for name in cut.sparse.levels.maps}
     return {name: value * factors[name] if name in factors else value for name, value in weights.items()}
-
-
-def requirements(ratios: Sequence[Fraction], model: ElasticModel) -> dict[str, list[str]]:
-    """The least width, parameters and density that pay for each ratio, as exact text.
-
-    A width pays for as many weights as a network of that width has.
-    """
-    full = model.costs.measure("params", model.costs.full)
-    weights = sum(model.weights()[name].numel() for name in prunable(model))
-    params = [full - weights + round(ratio * weights) for ratio in ratios]
-    widths = distinct_widths(model.groups)
-
-    def held(width: Fraction) -> int:
-        return model.costs.measure("params", model.costs.counts(prefix(model.groups, width)))
-
-    least = [widths[min(bisect_left(widths, need, key=held), len(widths) - 1)] for need in params]
-    return {
-        "params": [str(need) for need in params],
-        "width": [str(width) for width in least],
-        "density": [str(ratio) for ratio in ratios],
-    }
