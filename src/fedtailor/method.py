@@ -1,5 +1,6 @@
 """A method: what one paper does differently from plain federated averaging, as hooks with defaults.
 
+    state         → begin → the state that a round starts from
     state, client → select → Cut → assign → Task          on the server
     Task, data    → perform → Update                      on the client:
                     prepare, then every step: step_cuts → forward → loss
@@ -25,11 +26,11 @@ from fedtailor.elastic import norm
 from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, Workload, fit
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.model import ElasticModel, Weights
 from fedtailor.elastic.norm import Policy
 from fedtailor.elastic.patch import Patch
 from fedtailor.errors import require, unknown
-from fedtailor.round import Client, Deployed, Reply, ServerState, Task, Update
+from fedtailor.round import Client, Deployed, Metrics, Reply, ServerState, Task, Update
 from fedtailor.server.merging import WEIGHTINGS, holder_mean
 from fedtailor.server.seeds import Seeds
 
@@ -55,11 +56,13 @@ class Method:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         require(self.align >= 1, "method.align", self.align, "at least 1")
 
-    # On the server, before the round
-
     def init(self, model: ElasticModel) -> ServerState:
         """The state before the first round."""
         return ServerState(0, model.weights())
+
+    def begin(self, state: ServerState, model: ElasticModel) -> ServerState:
+        """Before each round: what a change of stage does to the state (pruning and the like)."""
+        return state
 
     def participants(self, state: ServerState, clients: Sequence[Client]) -> Sequence[Client]:
         """Who may be sampled in this round."""
@@ -69,6 +72,10 @@ class Method:
         """The piece for a device of this budget, in training and in deployment."""
         return fit(model, budget, self.align, workload=self.workload)
 
+    def cut_in(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
+        """The same for methods whose pieces change with the state; others state ``cut_for`` alone."""
+        return self.cut_for(budget, model)
+
     @property
     def workload(self) -> Workload:
         """One local step, as limits on memory and time mean it."""
@@ -76,7 +83,7 @@ class Method:
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """Which coordinates this client holds in this round."""
-        return self.cut_for(client.budget, model)
+        return self.cut_in(state, client.budget, model)
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """What the client is sent, and what it must send back."""
@@ -84,8 +91,6 @@ class Method:
         patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
         patch = norm.with_statistics(model, patch, state.weights, self.norm, [cut])
         return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
-
-    # On the client
 
     def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Do what the task asks for."""
@@ -100,9 +105,7 @@ class Method:
         patch, metrics = sgd.train(self, task, data, model)
         return self.answer(task, patch, len(data), metrics)
 
-    def answer(
-        self, task: Task, patch: Patch, weight: float, metrics: Mapping[str, float] | None = None
-    ) -> Update:
+    def answer(self, task: Task, patch: Patch, weight: float, metrics: Metrics | None = None) -> Update:
         """The update that answers a task."""
         return Update(task.client.id, task.round, task.round, patch, weight, dict(metrics or {}), task.memory)
 
@@ -114,9 +117,7 @@ class Method:
         """The networks that run in one local step; each lies inside what the client holds."""
         return [task.patch.cut]
 
-    def forward(
-        self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
-    ) -> Any:
+    def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any:
         """One network's output in training."""
         return model.forward(weights, cut, batch, mode="train")
 
@@ -125,15 +126,13 @@ class Method:
         losses = [model.objective.loss(output, batch) for output in outputs]
         return sum(losses[1:], losses[0]) / len(losses)
 
-    # On the server, after the round
-
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
         """The next state."""
         weights = holder_mean(state.weights, updates, model, WEIGHTINGS[self.weighting])
         return replace(state, round=state.round + 1, weights=weights)
 
-    def observe(self, state: ServerState, evaluation: Mapping[str, Mapping[str, float]]) -> ServerState:
-        """Look at the tiers' evaluation; change of stage, pruning and the like."""
+    def observe(self, state: ServerState, evaluation: Mapping[str, Metrics]) -> ServerState:
+        """Look at the tiers' evaluation, the smallest device's first; ``begin`` acts on what was seen."""
         return state
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
@@ -145,4 +144,5 @@ class Method:
         self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
     ) -> Deployed:
         """What a device of this budget is given, without retraining."""
-        return Deployed((norm.deployable(model, state.weights, self.cut_for(budget, model), self.norm),))
+        cut = self.cut_in(state, budget, model)
+        return Deployed((norm.deployable(model, state.weights, cut, self.norm),))

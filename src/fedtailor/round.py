@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.levels import Levels
 from fedtailor.elastic.patch import Patch
 from fedtailor.server.seeds import Seeds
 
 Action = Literal["train", "calibrate", "evaluate", "search"]
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,12 @@ class Task:
     slot: int = 0  # position in the cohort
     memory: dict[str, Tensor] = field(default_factory=dict)  # what the client kept for itself
     memory_round: int = -1  # the round in which it kept it
+    levels: Levels | None = None  # the map of its masks, where it has not been sent to this client before
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel to the client, without the header."""
+        return self.patch.nbytes + (0 if self.levels is None else self.levels.nbytes)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,10 @@ class Dropped:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that a method carries from round to round."""
+    """Everything that a method carries from round to round.
+
+    What ``memory["row"]`` holds, plain values by name, is written into the metrics row of every round.
+    """
 
     round: int
     weights: dict[str, Tensor]

@@ -24,6 +24,7 @@ from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.ensemble import Ensemble
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.sparse_file import save_sparse
 from fedtailor.elastic.switchable import Switchable, switchable
 from fedtailor.engines.automatic import check_workers, open_engine
 from fedtailor.engines.in_process import InProcess
@@ -84,6 +85,13 @@ class Run:
         wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
         members = [self.model.build(patch) for patch in self.deploy(wanted).patches]
         return (members[0] if len(members) == 1 else Ensemble(members)).eval()
+
+    def save_sparse(self, path: Path | str, budget: Budget) -> None:
+        """Write the network for a budget as a small file that holds its surviving weights alone."""
+        patches = self.deploy(budget).patches
+        if len(patches) > 1:
+            raise FedtailorError(f"{self.method.name} deploys ensembles of networks: save each one by itself")
+        save_sparse(path, patches[0], self.model.groups.ties)
 
     def switchable(self) -> Switchable:
         """One module for inference that can run at the width of every tier: ``network.switch(0.4)``."""

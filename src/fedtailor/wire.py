@@ -7,9 +7,10 @@
 A value is made of None, booleans, numbers, strings, lists, tuples, dicts and tensors, nothing else. One value has one
 frame: what the reader accepts, the writer would have written byte for byte. Reading runs no code, and the size of all
 tensors must equal the bytes that are there before any of them is allocated. A patch is read against its lease: the
-server knows the whole header in advance, so the length of the frame too.
+server knows the whole header in advance, so the length of the frame too. Of a patch with a mask the surviving values
+alone travel; the header names the mask by the digest of its map of levels, a frame of its own that is sent once.
 
-Messages from other machines are read by ``decode_patch``; ``decode`` is for what this machine wrote.
+Messages from other machines are read by ``decode_patch`` and ``decode_levels``; ``decode`` reads what this one wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.elastic.cut import Cut, Units
+from fedtailor.elastic.levels import Levels
 from fedtailor.elastic.patch import Patch
 from fedtailor.errors import CorruptError, FedtailorError
 
@@ -282,9 +284,37 @@ def _placeholders() -> Iterator[Tensor]:
 
 def _patch_head(slots: Mapping[str, Slot], cut: Cut) -> bytes:
     channels = [[g, len(u) if isinstance(u, range) else list(u)] for g, u in cut.key]
-    address = {"dict": [["channels", {"dict": channels}], ["tag", cut.tag]]}
+    mask = [] if cut.sparse is None else [["mask", [cut.sparse.levels.digest, cut.sparse.level]]]
+    address = {"dict": [["channels", {"dict": channels}], *mask, ["tag", cut.tag]]}
     values = [[name, {"tensor": number}] for number, name in enumerate(slots)]
     return _head(list(slots.values()), {"dict": [["cut", address], ["values", {"dict": values}]]})
+
+
+# Maps of levels
+
+
+def encode_levels(levels: Levels) -> list[Buffer]:
+    """The frame of a map of levels, in pieces."""
+    maps = {name: levels.maps[name].cpu() for name in sorted(levels.maps)}
+    return [_levels_head({name: tuple(each.shape) for name, each in maps.items()}), *map(_raw, maps.values())]
+
+
+def decode_levels(data: Buffer, names: Collection[str], model: ElasticModel) -> Levels:
+    """The map of a frame for these tensors of a model, from which its size is known before anything is allocated."""
+    shapes = {name: model.shape(name, Cut.everything()) for name in sorted(names)}
+    head, view = _levels_head(shapes), memoryview(data).cast("B")
+    slots = [Slot(torch.uint8, shape) for shape in shapes.values()]
+    if view[: len(head)] != head:
+        raise DecodeError("the header is not that of a map of levels of these tensors")
+    _check_length(view, len(head), slots)
+    return Levels(dict(zip(shapes, _tensors(view, len(head), slots), strict=True)))
+
+
+def _levels_head(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    values = [[name, {"tensor": number}] for number, name in enumerate(shapes)]
+    return _head(
+        [Slot(torch.uint8, shape) for shape in shapes.values()], {"dict": [["levels", {"dict": values}]]}
+    )
 
 
 # Bytes

@@ -43,11 +43,11 @@ def test_every_field_of_a_message_travels():
     assert fields(Client) == {"id", "tier", "budget", "num_examples", "slot"}
     assert fields(Reply) == {"names", "cut", "partial"}
     assert fields(Task) == {
-        "client", "round", "patch", "reply", "seeds", "action", "slot", "memory", "memory_round",
+        "client", "round", "patch", "reply", "seeds", "action", "slot", "memory", "memory_round", "levels",
     }  # fmt: skip
     assert fields(Update) == {"client", "round", "base_round", "patch", "weight", "metrics", "memory"}
     assert fields(Dropped) == {"client", "round", "reason", "detail"}
-    assert fields(Cut) == {"channels", "tag"}
+    assert fields(Cut) == {"channels", "tag", "mask"}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Layouts:
 
     def at(self, cut: Cut) -> torch.memory_format:
         """The layout in which to train a cut."""
-        narrow = any(self.model.shape(name, cut)[1] < _vector_length() for name in self.pointwise)
+        narrow = any(self.model.shape(name, cut.unmasked)[1] < _vector_length() for name in self.pointwise)
         return torch.contiguous_format if narrow else torch.channels_last
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,14 @@ class Costing:
         )
 
     def of(self, cut: Cut, workload: Workload | None = None) -> Cost:
-        """Parameters, multiply-accumulates and bytes; with a workload, also the memory that training takes."""
+        """Parameters, multiply-accumulates and bytes; with a workload, also the memory that training takes.
+
+        Weights that a mask leaves out are not stored or sent, but the kernels multiply by their zeros all the same.
+        """
+        if cut.sparse is not None:
+            whole, pruned = self.of(cut.unmasked, workload), cut.sparse.pruned
+            saved = sum(count * self._model.dtype(name).itemsize for name, count in pruned.items())
+            return replace(whole, params=whole.params - sum(pruned.values()), bytes=whole.bytes - saved)
         counts, fixed = self.counts(cut), tuple(cut.channels.get(g) for g in self._model.groups.fixed)
         if any(units is not None for units in fixed):
             return self._counted(cut)

@@ -1,14 +1,15 @@
-"""The address of a piece of the model: which units of each channel group are kept."""
+"""The address of a piece of the model: which units of each channel group are kept, and which single weights."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
 from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.elastic.levels import Mask
 from fedtailor.errors import FedtailorError, unknown
 
 Units = range | tuple[int, ...]  # sorted; a prefix is always a ``range`` so that it hashes and slices fast
@@ -38,10 +39,18 @@ class Cut:
 
     ``tag`` is a short name for what belongs to this cut alone, such as per-width statistics
     (``bn1.running_mean@1/4``). It is not part of the address: equal channels are equal cuts.
+
+    A cut with a ``mask`` keeps all channels and leaves out single weights: of every tensor in the mask's map, its
+    patches hold the surviving values alone, in one row. A mask of level 0 leaves nothing out, but brings the map along.
     """
 
     channels: Mapping[str, Units] = field(default_factory=dict)
     tag: str = field(default="", compare=False)
+    mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and self.channels:
+            raise FedtailorError("a cut leaves out whole channels or single weights: expected not both")
 
     @staticmethod
     def everything() -> Cut:
@@ -61,26 +70,38 @@ class Cut:
         cut = Cut(kept, tag)
         return cut if tag else Cut(kept, cut.digest if kept else "1")
 
+    @property
+    def sparse(self) -> Mask | None:
+        """The mask, if it leaves out anything."""
+        return self.mask if self.mask is not None and self.mask.level else None
+
+    @property
+    def unmasked(self) -> Cut:
+        """The same channels with all their weights, without a map of levels."""
+        return self if self.mask is None else replace(self, mask=None)
+
     @cached_property
     def key(self) -> tuple[tuple[str, Units], ...]:
-        """What makes two cuts equal."""
+        """What makes two cuts of channels equal."""
         return tuple(sorted(self.channels.items(), key=lambda item: item[0]))
 
     @cached_property
     def digest(self) -> str:
         """Twelve hexadecimal digits that stand for the address."""
         text = ";".join(f"{group}={_text(units)}" for group, units in self.key)
+        if self.sparse is not None:
+            text += f"{self.sparse.levels.digest}>={self.sparse.level}"
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     @cached_property
     def _hash(self) -> int:
-        return hash(self.key)
+        return hash((self.key, self.sparse))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cut) and self.key == other.key
+        return isinstance(other, Cut) and self.key == other.key and self.sparse == other.sparse
 
     def width(self, group: str, full: int) -> int:
         """How many units of a group are kept."""
@@ -89,6 +110,8 @@ class Cut:
 
     def holds(self, inner: Cut) -> bool:
         """Whether every coordinate of ``inner`` belongs to this cut."""
+        if self.sparse is not None and (inner.sparse is None or not self.sparse.holds(inner.sparse)):
+            return False
         for group, held in self.channels.items():
             wanted = inner.channels.get(group)
             if wanted is None:

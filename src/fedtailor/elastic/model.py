@@ -20,6 +20,7 @@ from fedtailor.elastic.costing import Costing
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.explain import explain
 from fedtailor.elastic.groups import ChannelGroups
+from fedtailor.elastic.levels import Mask, Survivors
 from fedtailor.elastic.memory import Workload
 from fedtailor.elastic.patch import (
     WHOLE,
@@ -140,6 +141,14 @@ class ElasticModel:
             {name: gather(value, table[name]) for name, value in patch.values.items() if name in table}, inner
         )
 
+    def spread(self, patch: Patch) -> Patch:
+        """The patch with all weights of its channels, those that its mask leaves out as zeros."""
+        if patch.cut.sparse is None:
+            return patch
+        places = _survivors(patch.cut.sparse)
+        values = {n: places[n].spread(v) if n in places else v for n, v in patch.values.items()}
+        return Patch(values, patch.cut.unmasked)
+
     def inside(self, outer: Cut, inner: Cut) -> dict[str, Where]:
         """Where the tensors of ``inner`` lie inside the tensors of ``outer``."""
         if not outer.holds(inner):
@@ -212,7 +221,9 @@ class ElasticModel:
         return small
 
     def shape(self, name: str, cut: Cut) -> tuple[int, ...]:
-        """The shape of a tensor at a cut."""
+        """The shape of a tensor at a cut; where a mask leaves out single weights, the others lie in one row."""
+        if cut.sparse is not None and name in cut.sparse.levels.maps:
+            return (cut.sparse.count(name),)
         kept = (kept_positions(extent, cut, self.groups.widths) for extent in self.groups.extents[name])
         return tuple(positions if isinstance(positions, int) else len(positions) for positions in kept)
 
@@ -234,7 +245,9 @@ class ElasticModel:
         return {name: value.to("meta") for name, value in named_tensors(self.module).items()}
 
     def complete(self, weights: Mapping[str, Tensor], cut: Cut, device: str | None = None) -> Weights:
-        """Held weights, the constants at the same cut, and the second names of shared tensors."""
+        """Held weights, the constants at the same cut, and the second names of shared tensors; nothing is packed."""
+        if cut.sparse is not None:
+            weights, cut = self.spread(Patch(dict(weights), cut)).values, cut.unmasked
         table = self.table(cut)
         values = {name: value for name, value in weights.items() if name in table}
         for name, value in self.constants.items():
@@ -247,12 +260,15 @@ class ElasticModel:
 
     def _plan(self, cut: Cut) -> list[tuple[str, Where, tuple[int, ...]]]:
         """How each tensor is taken out of the full weights: its place, and its shape where that is a prefix."""
+        if cut.sparse is not None:
+            return [(name, where, ()) for name, where in self.table(cut).items()]
+        cut = cut.unmasked
         if cut not in self._plans:
             lengths = {name: [e.length for e in extents] for name, extents in self.groups.extents.items()}
             self._plans[cut] = [
                 (
                     name,
-                    () if all(index == WHOLE for index in where) else where,
+                    () if isinstance(where, tuple) and all(index == WHOLE for index in where) else where,
                     prefix_shape(where, lengths[name]),
                 )
                 for name, where in self.table(cut).items()
@@ -264,9 +280,13 @@ class ElasticModel:
     def table(self, cut: Cut, outer: Cut | None = None) -> dict[str, Where]:
         """Where each tensor of the model lies at a cut (inside ``outer``, if given).
 
-        Cached: making a table costs more than using it.
+        Cached: making a table costs more than using it. Only what a mask adds to it is made anew, so that no map of
+        levels is kept alive here.
         """
-        key = (cut, outer)
+        if cut.sparse is not None:
+            whole = self.table(cut.unmasked, None if outer is None else outer.unmasked)
+            return {**whole, **_survivors(cut.sparse, outer)}
+        key = (cut.unmasked, None if outer is None else outer.unmasked)
         if key not in self._tables:
             widths = self.groups.widths
             self._tables[key] = {
@@ -279,3 +299,9 @@ class ElasticModel:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return self._tables[key]
+
+
+def _survivors(mask: Mask, outer: Cut | None = None) -> dict[str, Survivors]:
+    """Where the weights of a mask lie: in the full tensors, or in what a wider mask has left of them."""
+    level = outer.sparse.level if outer is not None and outer.sparse is not None else 0
+    return {name: Survivors(levels, mask.level, level) for name, levels in mask.levels.maps.items()}

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.groups import Extent, Indices
+from fedtailor.elastic.levels import Survivors
 
 Index = slice | Tensor  # a prefix of an axis, or positions on it
-Where = tuple[Index, ...]  # one per axis of a tensor
+Where = tuple[Index, ...] | Survivors  # one index per axis of a tensor, or single weights of it
 
 WHOLE = slice(None)
 
@@ -49,13 +50,15 @@ def kept_positions(extent: Extent, cut: Cut, widths: Mapping[str, int]) -> Indic
     return len(positions) if positions[-1] == len(positions) - 1 else positions
 
 
-def where_of(extents: Sequence[Extent], cut: Cut, widths: Mapping[str, int]) -> Where:
+def where_of(extents: Sequence[Extent], cut: Cut, widths: Mapping[str, int]) -> tuple[Index, ...]:
     """The index of one tensor at a cut, axis by axis."""
     kept = (kept_positions(extent, cut, widths) for extent in extents)
     return tuple(_as_index(positions, extent.length) for positions, extent in zip(kept, extents, strict=True))
 
 
-def where_inside(extents: Sequence[Extent], outer: Cut, inner: Cut, widths: Mapping[str, int]) -> Where:
+def where_inside(
+    extents: Sequence[Extent], outer: Cut, inner: Cut, widths: Mapping[str, int]
+) -> tuple[Index, ...]:
     """The index of ``inner`` inside a tensor that was already cut to ``outer``."""
     index: list[Index] = []
     for extent in extents:
@@ -78,6 +81,8 @@ def _as_index(positions: Indices | int, length: int) -> Index:
 
 def gather(tensor: Tensor, where: Where) -> Tensor:
     """The part of ``tensor`` at ``where``, as a new tensor. Differentiable."""
+    if isinstance(where, Survivors):
+        return tensor.reshape(-1).index_select(0, where.positions.to(tensor.device))
     view = tensor[tuple(index if isinstance(index, slice) else WHOLE for index in where)]
     for dim, index in enumerate(where):
         if not isinstance(index, slice):
@@ -87,6 +92,8 @@ def gather(tensor: Tensor, where: Where) -> Tensor:
 
 def prefix_shape(where: Where, full: Sequence[int]) -> tuple[int, ...]:
     """The shape of the part at ``where`` if it is a prefix; empty if positions are listed or all is kept."""
+    if isinstance(where, Survivors):
+        return ()
     stops = [index.stop if isinstance(index, slice) else -1 for index in where]
     if -1 in stops or all(stop is None for stop in stops):
         return ()
@@ -98,6 +105,11 @@ def scatter_index(tensor: Tensor, where: Where) -> tuple[Tensor, tuple[Tensor, .
 
     An empty index means the whole view.
     """
+    if isinstance(where, Survivors):
+        positions = where.positions.to(tensor.device)
+        if tensor.is_contiguous():
+            return tensor.view(-1), (positions,)
+        return tensor, tuple(torch.unravel_index(positions, tensor.shape))
     view = tensor[tuple(index if isinstance(index, slice) else WHOLE for index in where)]
     listed = [dim for dim, index in enumerate(where) if not isinstance(index, slice)]
     if not listed:

@@ -106,6 +106,10 @@ class Switchable(nn.Module):
 def switchable(model: ElasticModel, patches: Sequence[Patch]) -> Switchable:
     """One network for several deployed pieces, which must lie inside one another and share their weights."""
     require(len(patches) > 0, "patches", patches, "at least one")
+    if any(patch.cut.sparse is not None for patch in patches):
+        raise FedtailorError(
+            "masks of single weights make no narrower network: deploy each density by itself"
+        )
     widest = next((one for one in patches if all(one.cut.holds(other.cut) for other in patches)), None)
     if widest is None:
         raise FedtailorError(

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.levels import Levels, Mask
 from fedtailor.elastic.patch import Patch
 from fedtailor.engines.engine import Answer
+from fedtailor.errors import FedtailorError
 from fedtailor.round import Client, Dropped, Reply, Task, Update
 from fedtailor.server.seeds import Seeds
 
@@ -35,12 +37,18 @@ class Job:
 
 def evaluation_value(patches: Sequence[Patch], batches: range) -> Value:
     """Which batches to evaluate, and the addresses of the patches that answer together."""
-    return {"cuts": [cut_value(patch.cut) for patch in patches], "batches": [batches.start, batches.stop]}
+    return {
+        "cuts": [cut_value(patch.cut) for patch in patches],
+        "levels": [levels_value(patch.cut) for patch in patches],
+        "batches": [batches.start, batches.stop],
+    }
 
 
 def evaluation_of(value: Mapping[str, Any], tensors: Tensors) -> tuple[list[Patch], range]:
     """The inverse of ``evaluation_value``."""
-    cuts = [cut_of(cut) for cut in value["cuts"]]
+    cuts = [
+        cut_of(cut, levels_of(levels)) for cut, levels in zip(value["cuts"], value["levels"], strict=True)
+    ]
     return [Patch(each, cut) for each, cut in zip(tensors, cuts, strict=True)], range(*value["batches"])
 
 
@@ -58,6 +66,8 @@ def task_value(task: Task) -> Value:
         "slot": task.slot,
         "memory": dict(task.memory),
         "memory_round": task.memory_round,
+        "levels": levels_value(task.patch.cut),
+        "levels_are_new": task.levels is not None,
     }
 
 
@@ -65,16 +75,18 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
     """The task of a value and the tensors of its patch."""
     number, tier, num_examples, place = value["client"]
     names, cut, partial = value["reply"]
+    levels = levels_of(value["levels"])
     return Task(
         client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
         round=value["round"],
-        patch=Patch(dict(patch), cut_of(value["cut"])),
-        reply=Reply(frozenset(names), cut_of(cut), frozenset(partial)),
+        patch=Patch(dict(patch), cut_of(value["cut"], levels)),
+        reply=Reply(frozenset(names), cut_of(cut, levels), frozenset(partial)),
         seeds=Seeds(int(value["seeds"])),
         action=value["action"],
         slot=value["slot"],
         memory=value["memory"],
         memory_round=value["memory_round"],
+        levels=levels if value["levels_are_new"] else None,
     )
 
 
@@ -92,25 +104,42 @@ def answer_value(answer: Answer) -> Value:
     }
 
 
-def answer_of(value: Mapping[str, Any]) -> Answer:
-    """The answer of a value; whether it may be merged is for the server to check."""
+def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
+    """The answer of a value, to a task with this map of levels; whether it may be merged is for the server to check."""
     if "dropped" in value:
         return Dropped(*value["dropped"])
     client, round, base_round = value["update"]
-    patch = Patch(value["values"], cut_of(value["cut"]))
+    patch = Patch(value["values"], cut_of(value["cut"], levels))
     return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])
 
 
 def cut_value(cut: Cut) -> list[Any]:
-    """Prefixes as their length, other units as a list."""
+    """Prefixes as their length, other units as a list; a mask by its level and the digest of its map."""
     units = {group: len(u) if isinstance(u, range) else list(u) for group, u in cut.channels.items()}
-    return [units, cut.tag]
+    mask = None if cut.mask is None else [cut.mask.level, cut.mask.levels.digest]
+    return [units, cut.tag, mask]
 
 
-def cut_of(value: list[Any]) -> Cut:
-    """The cut of a value; it says what the writer's cut said, checked or not."""
-    channels, tag = value
-    return Cut({g: range(u) if isinstance(u, int) else tuple(u) for g, u in channels.items()}, tag)
+def cut_of(value: list[Any], levels: Levels | None = None) -> Cut:
+    """The cut of a value; it says what the writer's cut said, checked or not. ``levels`` is the map of its mask."""
+    channels, tag, mask = value
+    units = {g: range(u) if isinstance(u, int) else tuple(u) for g, u in channels.items()}
+    if mask is None:
+        return Cut(units, tag)
+    level, digest = mask
+    if levels is None or levels.digest != digest:
+        raise FedtailorError(f"a cut with a mask of the map {digest}, which did not travel with it")
+    return Cut(units, tag, Mask(levels, level))
+
+
+def levels_value(cut: Cut) -> dict[str, Tensor] | None:
+    """The map of a cut's mask."""
+    return None if cut.mask is None else dict(cut.mask.levels.maps)
+
+
+def levels_of(value: dict[str, Tensor] | None) -> Levels | None:
+    """The inverse of ``levels_value``."""
+    return None if value is None else Levels(value)
 
 
 def _plain(number: Any) -> Any:

@@ -89,7 +89,8 @@ class WorkerPool:
             if isinstance(result, Lost):
                 yield Dropped(task.client.id, task.round, "worker-died", result.cause)
             else:
-                yield answer_of(result)
+                mask = task.patch.cut.mask
+                yield answer_of(result, None if mask is None else mask.levels)
 
     def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
         """Loss and metrics of each on the test examples, the batches of which are shared out between the workers."""

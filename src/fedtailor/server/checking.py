@@ -87,12 +87,13 @@ def _counts(weight: object, num_examples: int) -> bool:
 
 def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
     try:
-        real = Cut.of(model.groups, cut.channels) == cut  # known groups, sorted units that exist
+        real = Cut.of(model.groups, cut.channels).key == cut.key  # known groups, sorted units that exist
     except FedtailorError:
         return False
     partial = task.reply.partial
     same = {group: units for group, units in cut.channels.items() if group not in partial}
-    return real and same == dict(task.reply.cut.channels) and task.reply.cut.holds(cut)
+    leased = task.reply.cut
+    return real and same == dict(leased.channels) and cut.sparse == leased.sparse and leased.holds(cut)
 
 
 def _shape(name: str, task: Task, update: Update, model: ElasticModel) -> tuple[int, ...]:

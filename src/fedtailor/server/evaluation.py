@@ -40,20 +40,23 @@ def calibrate(
     if method.norm != "static" or not model.statistics:
         return state
     weights, dropped = dict(state.weights), [] if refused is None else refused
-    cuts = [method.cut_for(budget, model) for budget in budgets]
+    cuts = [method.cut_in(state, budget, model) for budget in budgets]
     for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)  # statistics of older weights are of no use
         everyone = [client for client in clients if client.num_examples > 1]
-        able = [
-            client
-            for client in everyone
-            if fit(model, client.budget, method.align, workload=method.workload).holds(cut)
-        ]
+        able = [client for client in everyone if _can_run(method, state, client, cut, model)]
         answers = _statistics(method, state, cut, able, model, engine, seeds, dropped)
         answers = answers or _statistics(method, state, cut, everyone, model, engine, seeds, dropped)
         weights = holder_mean(weights, answers, model, by_samples)
     return replace(state, weights=weights)
+
+
+def _can_run(method: Method, state: ServerState, client: Client, cut: Cut, model: ElasticModel) -> bool:
+    """Whether a client's budget pays for a cut; single weights are left out in the method's own cuts only."""
+    if client.budget.density is not None or cut.sparse is not None:
+        return method.cut_in(state, client.budget, model).holds(cut)
+    return fit(model, client.budget, method.align, workload=method.workload).holds(cut)
 
 
 def _statistics(

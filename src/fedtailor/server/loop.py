@@ -1,6 +1,7 @@
 """The one round loop, for every method and every engine.
 
-round r → fleet.capacity → method.participants → sample → clients with this round's budgets
+round r → method.begin → the state to start from
+        → fleet.capacity → method.participants → sample → clients with this round's budgets
 client  → method.assign → Task
 tasks   → engine.run → updates           (method.perform on the client; until the deadline)
 updates → check_answers → a quorum?      (or abandon the round and ask others)
@@ -78,10 +79,11 @@ def run_rounds(
     engine = engine if isinstance(engine, Timely) else Timely(engine, settings.engine.deadline)
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
         started = time.monotonic()
+        at = replace(at, state=method.begin(at.state, model))
         clients = fleet.capacity(data.sizes, at.state.round, seeds)
         tries, strikes = hold_round(at, clients, method, model, engine, settings, seeds)
         state, best = method.merge(at.state, tries[-1].updates, model), at.best
-        row = {"round": state.round, **account(method, model, tries)}
+        row = {"round": state.round, **account(method, model, tries), **state.memory.get("row", {})}
         if state.round % settings.evaluate_every == 0 or state.round == settings.rounds:
             budgets, refused = [tier.budget for tier in fleet.tiers], list[Dropped]()
             able = faults.awake(clients, strikes, settings.engine)
@@ -160,7 +162,7 @@ def account(method: Method, model: ElasticModel, tries: list[Try]) -> Row:
         "merged": len(merged),
         "refused": faults.counted({}, [drop for each in tries for drop in each.dropped]),
         "abandoned": len(tries) - 1,
-        "bytes_down": sum(task.patch.nbytes for task in tasks),
+        "bytes_down": sum(task.nbytes for task in tasks),
         "bytes_up": sum(update.patch.nbytes for update in updates),
         "macs": macs,
         "train_loss": loss / weight if weight else None,

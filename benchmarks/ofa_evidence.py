@@ -1,0 +1,253 @@
+"""Run OFA-FL's evidence run by run and write docs/evidence/11 as each run finishes; draw the paper's figures 2 to 4.
+
+    FEDTAILOR_DATA=... python benchmarks/ofa_evidence.py [--list] [--workers N] [piece ...]
+
+A piece is a network: `mlp`, `cnn`, `cifar10`; `convergence` is the rule instead of the schedule. Call it again after
+an interruption: finished runs are skipped, a begun one goes on from its last round. `figures` draws what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtailor.config import load_config
+from fedtailor.run import resume, run_config
+from fedtailor.server.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs" / "evidence-11"
+EVIDENCE = ROOT / "docs" / "evidence" / "11"
+FIGURES = ROOT / "docs" / "figures"
+
+METHODS = {
+    "ofa-fl": (),
+    "ltp": ("method.joint_loss=false",),
+    "one-shot": ("method.joint_loss=false", "method.rewind=false", "method.pruning=one-shot"),
+}
+SCOPES = {"global": (), "layerwise": ("method.layerwise=true",)}
+SEEDS = (1, 2)
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee")
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run."""
+
+    piece: str
+    config: str
+    method: str
+    scope: str
+    seed: int
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its folder and of its file."""
+        return f"{self.piece}-{self.method}-{self.scope}-seed{self.seed}"
+
+    @property
+    def settings(self) -> list[str]:
+        """The overrides of its config."""
+        own = (*METHODS[self.method], *SCOPES[self.scope], *self.overrides)
+        return [*own, f"seed={self.seed}", f"name={self.name}"]
+
+
+def _grid(piece: str, config: str) -> list[Trial]:
+    return [
+        Trial(piece, config, method, scope, seed) for seed in SEEDS for scope in SCOPES for method in METHODS
+    ]
+
+
+PIECES = {
+    "mlp": _grid("mlp", "ofa-mnist-mlp"),
+    "cnn": _grid("cnn", "ofa-mnist-cnn-small"),
+    "cifar10": [Trial("cifar10", "ofa-cifar10-small", "ofa-fl", "global", 1)],
+    "convergence": [
+        Trial("convergence", "ofa-mnist-mlp", "ofa-fl", "global", 1, ("method.trigger=convergence",))
+    ],
+}
+
+
+def perform(trial: Trial, workers: list[str]) -> None:
+    """Run a trial, or go on with it, and write what it gives."""
+    target = EVIDENCE / f"{trial.name}.json"
+    if target.exists():
+        print(f"{trial.name}: done before")
+        return
+    started, folder = time.monotonic(), RunFolder(RUNS / trial.name)
+    config = load_config(ROOT / "configs" / f"{trial.config}.toml", [*trial.settings, *workers])
+    if not folder.path.exists():
+        run_config(config, folder.path)
+    elif not folder.finished:
+        resume(folder.path)
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(result_of(trial, folder), indent=1) + "\n", encoding="utf-8")
+    part.replace(target)
+    print(f"{trial.name}: {time.monotonic() - started:.0f} s")
+
+
+def result_of(trial: Trial, folder: RunFolder) -> Result:
+    """The accuracy of every ratio in every evaluated round, and the two rounds that the paper reports."""
+    rows = folder.rows()
+    series = [
+        {
+            "round": row["round"],
+            "supported": row["supported"],
+            "accuracy": {tier: round(100 * values["accuracy"], 2) for tier, values in row["tiers"].items()},
+        }
+        for row in rows
+        if "tiers" in row
+    ]
+    most = max(len(point["supported"]) for point in series)
+    complete = [point for point in series if len(point["supported"]) == most]  # as in the paper
+    best = max(complete, key=lambda point: statistics.mean(point["accuracy"].values()))
+    overrides = " ".join(f"--set {setting}" for setting in trial.settings)
+    return {
+        "command": f"fedtailor run configs/{trial.config}.toml {overrides}",
+        "method": trial.method,
+        "scope": trial.scope,
+        "seed": trial.seed,
+        "best": _point(best),
+        "final": _point(series[-1]),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "seconds": round(sum(row["seconds"] for row in rows)),
+        "series": series,
+    }
+
+
+def _point(point: Result) -> Result:
+    """One round with the mean over the ratios and their variance, in (per cent) and (per cent) squared."""
+    values = list(point["accuracy"].values())
+    spread = {"mean": round(statistics.mean(values), 3), "variance": round(statistics.pvariance(values), 4)}
+    return {**point, **spread}
+
+
+# Figures
+
+
+def finished(piece: str) -> list[Result]:
+    """The results of a piece that are there."""
+    files = [EVIDENCE / f"{trial.name}.json" for trial in PIECES[piece]]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+
+
+def draw() -> None:
+    """Every figure of which all runs are there, and a table of means and variances."""
+    for piece, number in (("mlp", 2), ("cnn", 3)):
+        results = finished(piece)
+        if len(results) == len(PIECES[piece]):
+            panels = [(f"best average round ({piece})", "best"), (f"last round ({piece})", "final")]
+            figure = [(title, _lines(results, when)) for title, when in panels]
+            _write(f"ofa-figure-{number}.svg", figure, "density")
+            for when in ("best", "final"):
+                _table(results, when)
+    for result in finished("cifar10"):
+        _write("ofa-figure-4.svg", [("CIFAR-10, accuracy of every density", _series(result))], "round")
+
+
+def _series(result: Result) -> dict[str, list[tuple[float, float]]]:
+    """A ratio that has not been pruned for yet counts as 0, as in the paper."""
+    tiers = list(result["series"][0]["accuracy"])
+    lines: dict[str, list[tuple[float, float]]] = {tier: [] for tier in reversed(tiers)}
+    for point in result["series"]:
+        for place, tier in enumerate(lines):
+            there = place < len(point["supported"])
+            lines[tier].append((point["round"], point["accuracy"][tier] if there else 0.0))
+    return lines
+
+
+def _lines(results: list[Result], when: str) -> dict[str, list[tuple[float, float]]]:
+    """The mean over the seeds: one line for each method and scope."""
+    lines = {}
+    for scope in SCOPES:
+        for method in METHODS:
+            runs = [r[when]["accuracy"] for r in results if (r["method"], r["scope"]) == (method, scope)]
+            points = [(float(tier), statistics.mean(run[tier] for run in runs)) for tier in runs[0]]
+            lines[method if scope == "global" else f"{method}, layer-wise"] = sorted(points)
+    return lines
+
+
+def _table(results: list[Result], when: str) -> None:
+    print(f"{when}: mean accuracy over ratios and seeds, mean variance across ratios")
+    for scope in SCOPES:
+        for method in METHODS:
+            runs = [r[when] for r in results if (r["method"], r["scope"]) == (method, scope)]
+            mean, variance = (statistics.mean(run[key] for run in runs) for key in ("mean", "variance"))
+            print(f"  {method:9} {scope:10} {mean:6.2f}  {variance:9.4f}")
+
+
+def _write(name: str, panels: list[tuple[str, dict[str, list[tuple[float, float]]]]], across: str) -> None:
+    """Line charts above one another, as SVG."""
+    height = 280
+    body = "\n".join(_panel(t, lines, across, height * place) for place, (t, lines) in enumerate(panels))
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    (FIGURES / name).write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 {height * len(panels)}" '
+        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n',
+        encoding="utf-8",
+    )
+    print(f"docs/figures/{name}")
+
+
+def _panel(title: str, lines: dict[str, list[tuple[float, float]]], across: str, top: int) -> str:
+    xs = [x for points in lines.values() for x, _ in points]
+    ys = [y for points in lines.values() for _, y in points]
+    low, high = min(ys) - 0.02 * (max(ys) - min(ys)), max(ys)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        right = (x - min(xs)) / (max(xs) - min(xs))
+        up = (y - low) / ((high - low) or 1)
+        return 60 + 420 * right, top + 230 - 195 * up
+
+    parts = [f'<text x="60" y="{top + 18}">{title}: accuracy (%) by {across}</text>']
+    for step in range(5):
+        value = low + (high - low) * step / 4
+        _, y = place(min(xs), value)
+        parts.append(f'<line x1="60" x2="480" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="54" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
+    for x in sorted(set(xs))[:: max(1, len(set(xs)) // 6)]:
+        parts.append(f'<text x="{place(x, low)[0]:.0f}" y="{top + 248}" text-anchor="middle">{x:g}</text>')
+    for number, (name, points) in enumerate(lines.items()):
+        colour = COLOURS[number % (3 if across == "density" else len(COLOURS))]
+        dashes = ' stroke-dasharray="5 4"' if name.endswith("layer-wise") else ""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+            f'<text x="495" y="{top + 50 + 20 * number}" fill="{colour}">{name}{" - -" if dashes else ""}</text>'
+        )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Run what is asked for, then draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [*PIECES, "figures"]
+    parser.add_argument("pieces", nargs="*", choices=[*names, []], metavar="piece", help=", ".join(names))
+    parser.add_argument("--list", action="store_true", help="Show the runs and stop.")
+    parser.add_argument("--workers", help="Worker processes; the default is all cores.")
+    options = parser.parse_args()
+    workers = [f"engine.workers={options.workers}"] if options.workers else []
+    for piece in options.pieces or PIECES:
+        for trial in PIECES.get(piece, []):
+            if options.list:
+                print(f"configs/{trial.config}.toml {' '.join(trial.settings)}")
+            else:
+                perform(trial, workers)
+    if not options.list:
+        draw()
+
+
+if __name__ == "__main__":
+    main()
