@@ -27,18 +27,9 @@ RUNS = ROOT / "runs" / "evidence"
 EVIDENCE = ROOT / "docs" / "evidence"
 
 METHODS = "fjord,fjord:distillation=false,heterofl,fedavg:width=1/5"
-CHANNELS = ",".join(
-    [
-        METHODS,
-        "heterofl:scaler=false",
-        "efd",
-        "federated-dropout",
-        "uniprob",
-        "uniprob:inverted_scaling=false",
-        "fedrolex",
-        "fedrolex:phase=independent",
-        "splitmix:base=1/5",
-    ]
+CHANNELS = f"{METHODS},efd,federated-dropout,uniprob,fedrolex,fedrolex:phase=independent,splitmix:base=1/5"
+UNSCALED = (
+    "heterofl:scaler=false,uniprob:inverted_scaling=false"  # what scaling does where nothing normalises
 )
 ISOLATED = ",".join(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
 
@@ -75,7 +66,7 @@ PIECES = {
     "centralised-mnist": Piece(8, "centralised-mnist", CENTRAL, "fjord:distillation=false", 3),
     "fashion-iid": Piece(8, "fashion-iid", FASHION, METHODS, 2),
     "fashion-dirichlet": Piece(8, "fashion-dirichlet", FASHION, METHODS, 2, SKEWED),
-    "channels-iid": Piece(13, "fashion-iid", FASHION, CHANNELS, 2),
+    "channels-iid": Piece(13, "fashion-iid", FASHION, f"{CHANNELS},{UNSCALED}", 2),
     "channels-dirichlet": Piece(13, "fashion-dirichlet", FASHION, CHANNELS, 2, SKEWED),
     "femnist-writers": Piece(8, "femnist-writers", FEMNIST, METHODS, 2),
     "fashion-uniform-10": Piece(
