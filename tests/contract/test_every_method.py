@@ -31,11 +31,12 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "federated-dropout": {"keep": 0.5},
     "fedrolex": {},
     "fjord": {},
+    "flanc": {"widths": [0.5, 1]},
     "heterofl": {},
     "splitmix": {"base": 0.5},
     "uniprob": {},
 }
-METHODS_SEEN = 8
+METHODS_SEEN = 9
 FLEET = "uniform-2"
 LOCAL = LocalTraining(batch_size=4, momentum=0.9, weight_decay=0.01)
 

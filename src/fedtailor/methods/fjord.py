@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtailor.client.losses import distillation_loss
 from fedtailor.data.batches import Batch
 from fedtailor.elastic import norm
-from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, meets
+from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, fit_among
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.model import ElasticModel
@@ -91,13 +91,7 @@ class FjORD(Method):
 
     def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
         """F_p of the largest width of P that the budget allows: other widths have never been trained."""
-        for width in reversed(self.candidates):
-            cut = self.cut_at(width, model)
-            if (budget.width is None or width <= as_width(budget.width)) and meets(model, cut, budget):
-                return cut
-        raise FedtailorError(
-            f"{budget}: no width of method.widths fits it; the smallest is {self.candidates[0]}"
-        )
+        return fit_among(model, budget, self.candidates, lambda width: self.cut_at(width, model))
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """The prefix p_max; with random dropout also the units that were drawn from the next larger width."""
