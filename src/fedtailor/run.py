@@ -6,14 +6,14 @@ import dataclasses
 import json
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtailor.client.losses import Loss, Metric, Objective
 from fedtailor.client.sgd import LocalTraining
@@ -46,9 +46,19 @@ from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, RunFolder
 from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
 
+OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
 OnRow = Callable[[Row], None]
 OnNotice = Callable[[str], None]
 S = TypeVar("S")
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """A method that has tables to show about a finished run, for a report: they are written beside the weights."""
+
+    def diagnostics(self, state: ServerState, model: ElasticModel) -> dict[str, Tensor]:
+        """The tables by name."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,9 @@ class Run:
         return switchable(self.model, [each.patches[0] for each in deployed])
 
     def save(self, folder: RunFolder) -> None:
-        """Write the final weights into a run folder."""
+        """Write the final weights into a run folder, after what the method has to show about them."""
+        if isinstance(self.method, Diagnosing):
+            folder.save_diagnostics(self.method.diagnostics(self.state, self.model))
         folder.save_weights(self.state.weights, self.model.groups.ties)
 
 
@@ -238,6 +250,7 @@ def prepare(
     metrics: Mapping[str, Metric] | None = None,
     device: str = "auto",
     seed: int = 0,
+    keep: Sequence[str] = (),
 ) -> Prepared:
     """Resolve names, trace the module and refuse what cannot run, before anything is trained or written."""
     seeds = Seeds(seed)
@@ -254,7 +267,7 @@ def prepare(
     objective = Objective(loss or Objective().loss, metrics if metrics is not None else Objective().metrics)
     place = pick_device(device)
     data = dataclasses.replace(data, train=data.train.to(place), test=data.test.to(place))
-    model = elastic(module.to(place), data.example(), objective=objective)
+    model = elastic(module.to(place), data.example(), objective=objective, keep=keep)
     check(chosen, model, data, fleet, settings)
     return Prepared(chosen, model, data, fleet, settings, seeds)
 
@@ -313,7 +326,7 @@ def prepare_config(config: RunConfig) -> Prepared:
     """Everything that a configuration asks for, checked and ready."""
     seeds = Seeds(config.seed)
     data = federate(load_dataset(config.data.dataset, **config.data.options), config.data, seeds)
-    options = {key: value for key, value in config.model.items() if key not in ("name", "weights")}
+    options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
@@ -322,7 +335,7 @@ def prepare_config(config: RunConfig) -> Prepared:
         load_pretrained(module, Path(config.model["weights"]))
     return prepare(
         module, data, build_fleet(config.fleet), config.build_method(), config.round_settings,
-        device=config.device, seed=config.seed,
+        device=config.device, seed=config.seed, keep=config.model.get("keep", ()),
     )  # fmt: skip
 
 

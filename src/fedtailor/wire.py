@@ -19,7 +19,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +195,9 @@ class Lease:
 
     reply: Reply
     model: ElasticModel
+    shapes: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of tensors that a cut does not size (``x@basis``)
 
     @cached_property
     def full(self) -> tuple[bytes, dict[str, Slot]]:
@@ -208,7 +211,8 @@ class Lease:
 
     def _slot(self, name: str, cut: Cut) -> Slot:
         plain = name.partition("@")[0]
-        return Slot(self.model.dtype(plain), self.model.shape(plain, cut))
+        shape = self.shapes[name] if name in self.shapes else self.model.shape(plain, cut)
+        return Slot(self.model.dtype(plain), shape)
 
     @cached_property
     def limit(self) -> int:

@@ -32,12 +32,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "fedrolex": {},
     "fjord": {},
     "flado": {"sketch": 64},
+    "flanc": {"widths": [0.5, 1]},
     "heterofl": {},
     "ofa-fl": {"ratios": (1, "3/10"), "trigger": "schedule", "first": 0},
     "splitmix": {"base": 0.5},
     "uniprob": {},
 }
-METHODS_SEEN = 10
+METHODS_SEEN = 11
 FLEET = "uniform-2"
 LOCAL = LocalTraining(batch_size=4, momentum=0.9, weight_decay=0.01)
 
