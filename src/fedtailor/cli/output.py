@@ -26,6 +26,10 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a config key, e.g. --set data.alpha=0.1. Repeatable."
     ),
 ]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also log to tensorboard, wandb or mlflow. Repeatable."),
+]
 
 
 def fail(text: str) -> None:

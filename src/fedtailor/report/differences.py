@@ -73,5 +73,6 @@ def what_seeds_can_tell(seeds: int, comparisons: int = 1) -> str:
     if seeds < ENOUGH_SEEDS:
         text += f" 'Within noise' then mostly means too few seeds, not equal methods: take {ENOUGH_SEEDS} or more."
     if comparisons >= 3:
-        text += f" {comparisons} comparisons: about {comparisons * (1 - CONFIDENCE):.2f} false alarms are to be expected."
+        alarms = comparisons * (1 - CONFIDENCE)
+        text += f" {comparisons} comparisons: about {alarms:.2f} false alarms are to be expected."
     return text

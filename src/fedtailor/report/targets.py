@@ -31,8 +31,8 @@ def mean_over_tiers(row: Row, metric: str) -> float:
 def spent(rows: Sequence[Row]) -> list[dict[str, float]]:
     """What had been spent after each round, in total: rounds, bytes down and up, multiply-accumulates.
 
-    >>> spent([{"round": 1, "bytes_down": 5, "bytes_up": 3, "macs": 7}, {"round": 2, "bytes_down": 1, "bytes_up": 1, "macs": 1}])
-    [{'rounds': 1, 'bytes': 8, 'macs': 7}, {'rounds': 2, 'bytes': 10, 'macs': 8}]
+    >>> spent([{"round": n, "bytes_down": 5, "bytes_up": 3, "macs": 7} for n in (1, 2)])
+    [{'rounds': 1, 'bytes': 8, 'macs': 7}, {'rounds': 2, 'bytes': 16, 'macs': 14}]
     """
     totals, sent, macs = [], 0, 0
     for row in rows:
