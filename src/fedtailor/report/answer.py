@@ -27,12 +27,16 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         rows = [_answer_row(label, results[label], metric, target, costs.get(label)) for label in results]
         tables.append((f"Results {setting}".strip(), rows))
         sentences += _sentences(setting, results, metric, target, costs)
+        compared, caution = _against_best(results, metric)
+        if compared:
+            tables.append((f"Differences from the best {setting}".strip(), compared))
+        sentences.append(caution)
     unfinished = [run for run in runs if run.state != "finished"]
     if unfinished:
         sentences.append(
             f"{len(unfinished)} of {len(runs)} runs are not finished: their figures are those of their last evaluation."
         )
-    return Panel("answer", "The answer", " ".join(sentences), tables=tables)
+    return Panel("answer", "The answer", "\n".join(filter(None, dict.fromkeys(sentences))), tables=tables)
 
 
 def _answer_row(
@@ -72,7 +76,7 @@ def _sentences(
         label: statistics.mean(mean_over_tiers(rows[-1], metric) for rows in each)
         for label, each in results.items()
     }
-    best = max(ends, key=lambda label: sign * ends[label])
+    best = _best(results, metric)
     where = f"With {setting}: " if setting else ""
     words = [f"{where}Best {metric} over all device classes: {best}, {shown(metric, ends[best])}."]
     for place, what in (("low", "smallest"), ("high", "largest")):
@@ -92,13 +96,32 @@ def _sentences(
             f"To reach {shown(metric, target)}, {least} sends least ({size(reached[least]['bytes'])}) and "
             f"{cheap} computes least ({short(reached[cheap]['flops'])} FLOPs)."
         )
-    paired_up = len({len(each) for each in results.values()}) == 1
-    if len(results) > 1 and paired_up:
-        against = {best: results[best], **{label: each for label, each in results.items() if label != best}}
-        found = differences(against, metric)
-        for label, each in found.items():
-            words.append(f"{label} against {best}: {with_interval(metric, each)}, {each.verdict}.")
-        words.append(what_seeds_can_tell(len(results[best]), len(found)))
-    elif len(results) > 1:
-        words.append("The methods have different numbers of seeds: differences are not judged.")
     return words
+
+
+def _best(results: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], metric: str) -> str:
+    sign = -1 if less_is_better(metric) else 1
+    ends = {
+        label: sign * statistics.mean(mean_over_tiers(rows[-1], metric) for rows in each)
+        for label, each in results.items()
+    }
+    return max(ends, key=lambda label: ends[label])
+
+
+def _against_best(
+    results: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], metric: str
+) -> tuple[list[Record], str]:
+    """Every method against the best one, and how far that can be trusted."""
+    if len(results) < 2:
+        return [], ""
+    if len({len(each) for each in results.values()}) > 1:
+        return [], "The methods have different numbers of seeds: differences are not judged."
+    best = _best(results, metric)
+    ordered = {best: results[best], **{label: each for label, each in results.items() if label != best}}
+    found = differences(ordered, metric)
+    rows = [
+        {"method": label, f"{metric} against {best}": with_interval(metric, each), "verdict": each.verdict}
+        for label, each in found.items()
+    ]
+    flattered = " The best was picked by these same runs, which flatters it a little."
+    return rows, what_seeds_can_tell(len(results[best]), len(found)) + flattered

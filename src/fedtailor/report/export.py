@@ -18,7 +18,9 @@ def markdown(title: str, panels: Sequence[Panel]) -> str:
     """Words and tables; charts are named with what they show."""
     parts = [f"# {title}"]
     for panel in panels:
-        parts += [f"## {panel.title}", *([panel.text] if panel.text else [])]
+        words = panel.text.split("\n")
+        listed = "\n".join(f"- {line}" for line in words) if len(words) > 1 else panel.text
+        parts += [f"## {panel.title}", *([listed] if listed else [])]
         for caption, rows in panel.tables:
             names = columns(rows)
             lines = [f"**{caption}**", "", _line(names), _line(["---"] * len(names))]

@@ -52,7 +52,7 @@ class Panel:
 
     key: str
     title: str
-    text: str = ""
+    text: str = ""  # several lines are a list
     charts: Sequence[Chart] = ()
     tables: Sequence[tuple[str, Sequence[Record]]] = ()  # caption, rows
 
@@ -89,13 +89,9 @@ def axis(field: str, title: str, kind: str = "quantitative", **more: Any) -> Spe
 
 def lines(x: Spec, y: Spec, series: str = "method", low: str = "", high: str = "") -> Spec:
     """A line per series, with a band between two columns where they are given."""
-    shared = {"x": x, "color": axis(series, series, "nominal")}
-    drawn = {
-        **shared,
-        "y": y,
-        "strokeDash": axis(series, series, "nominal"),
-        "tooltip": _tooltip(x, y, series),
-    }
+    plain = axis(series, series, "nominal", sort=None)
+    shared = {"x": x, "color": _solid(plain)}
+    drawn = {**shared, "y": y, "strokeDash": {**plain, "legend": None}, "tooltip": _tooltip(x, y, series)}
     layers: list[Spec] = [{"mark": {"type": "line", "strokeWidth": 2}, "encoding": drawn}]
     if low and high:
         band = {**shared, "y": {**y, "field": low}, "y2": {"field": high}}
@@ -105,14 +101,27 @@ def lines(x: Spec, y: Spec, series: str = "method", low: str = "", high: str = "
 
 def points(x: Spec, y: Spec, series: str = "method", **more: Spec) -> Spec:
     """A mark per row, told apart by colour and shape."""
-    named = axis(series, series, "nominal")
-    encoding = {"x": x, "y": y, "color": named, "shape": named, "tooltip": _tooltip(x, y, series), **more}
+    plain = axis(series, series, "nominal", sort=None)
+    encoding = {"x": x, "y": y, "color": plain, "shape": plain, "tooltip": _tooltip(x, y, series), **more}
     return {"mark": {"type": "point", "size": 90, "filled": True}, "encoding": encoding, "height": 320}
+
+
+def lines_and_points(x: Spec, mean: Spec, score: Spec, series: str = "method") -> Spec:
+    """A line through means, and a mark for every row behind them."""
+    line, marks = lines(x, mean, series)["layer"][0], points(x, score, series)
+    del line["encoding"]["tooltip"]  # a column that is not averaged would split the line into its rows
+    marks["encoding"] |= {"color": line["encoding"]["color"], "shape": line["encoding"]["strokeDash"]}
+    return {"layer": [line, marks], "height": 320}
+
+
+def _solid(plain: Spec) -> Spec:
+    """A legend of full colours, also where the marks are pale."""
+    return {**plain, "legend": {"symbolType": "square", "symbolOpacity": 1, "symbolStrokeWidth": 2}}
 
 
 def bars(x: Spec, y: Spec, series: str = "method") -> Spec:
     """Grouped bars."""
-    named = axis(series, series, "nominal")
+    named = axis(series, series, "nominal", sort=None)
     encoding = {"x": x, "y": y, "color": named, "xOffset": named, "tooltip": _tooltip(x, y, series)}
     return {"mark": {"type": "bar"}, "encoding": encoding, "height": 300}
 

@@ -19,7 +19,18 @@ from fedtailor.report.grouping import (
     round_to,
     setting_filter,
 )
-from fedtailor.report.panel import Chart, Panel, Record, axis, bars, heat, lines, panels_of, points
+from fedtailor.report.panel import (
+    Chart,
+    Panel,
+    Record,
+    axis,
+    bars,
+    heat,
+    lines,
+    lines_and_points,
+    panels_of,
+    points,
+)
 from fedtailor.report.tables import shown
 from fedtailor.report.targets import mean_over_tiers, metric_of, spent
 
@@ -141,8 +152,7 @@ def widths(runs: Runs) -> Panel:
     if all(record["parameters"] for record in records):
         choices["parameters"] = axis("parameters", "parameters", scale={"type": "log"})
     for name, x in choices.items():
-        line = lines(x, mean)["layer"][0]
-        views[name] = {"layer": [line, points(x, score)], "height": 320}
+        views[name] = lines_and_points(x, mean, score)
     text = "Lines are means over seeds, points single seeds, at the last evaluation."
     chart = Chart("width", f"{metric} against size", text, records, views, setting_filter(runs))
     return Panel("width", "What each size of device gets", charts=[chart])
@@ -213,7 +223,7 @@ def fairness(runs: Runs) -> Panel:
     dots["encoding"] |= {
         "color": axis("tier", "device class", "ordinal", sort=None, scale={"scheme": "viridis"})
     }
-    dots["encoding"]["shape"] = axis("tier", "device class", "ordinal", sort=None)
+    dots["encoding"]["shape"] = axis("tier", "device class", "nominal", sort=None)
     views = {
         "device classes": {
             "layer": [{"mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.4}, "encoding": reach}, dots],
@@ -239,24 +249,25 @@ def covered(runs: Runs) -> Panel:
             cells += [{**at, **record} for record in map_records(counts)]
     if not cells:
         return Panel("coverage", "Which weights were trained")
-    layer = axis("layer", "layer", "nominal", sort=None)
-    never = bars(layer, axis("never", "never trained (%)", scale={"domain": [0, 100]}))
     clients = axis("clients", "clients", scale={"scheme": "viridis", "reverse": True})
     inputs = axis("inputs", "inputs", "ordinal", sort={"field": "input"})
     outputs = axis("outputs", "outputs", "ordinal", sort={"field": "output"})
     charts = [
         Chart(
-            "never-trained", "Weights that nobody ever trained",
-            "Per layer, the share of its (output, input) pairs that no client of any round held. One seed.",
-            shares, {"share": never}, setting_filter(runs),
-        ),
-        Chart(
             "coverage", "Coverage map",
             "How many clients, over all rounds, trained the weights in each cell (mean of the cell). One seed.",
             cells, {"map": heat(inputs, outputs, clients)}, ("method", "layer", *setting_filter(runs)),
-        ),
+        )
     ]  # fmt: skip
-    return Panel("coverage", "Which weights were trained", charts=charts)
+    text = "Every weight of every layer was trained at least once, by every method."
+    if any(record["never"] for record in shares):
+        text = "Some weights were never trained: they keep their starting values."
+        layer = axis("layer", "layer", "nominal", sort=None)
+        never = bars(layer, axis("never", "never trained (%)", scale={"domain": [0, 100]}))
+        told = "Per layer, the share of its (output, input) pairs that no client of any round held. One seed."
+        title = "Weights that nobody ever trained"
+        charts.insert(0, Chart("never-trained", title, told, shares, {"share": never}, setting_filter(runs)))
+    return Panel("coverage", "Which weights were trained", text, charts)
 
 
 def data(runs: Runs) -> Panel:
@@ -282,7 +293,7 @@ def data(runs: Runs) -> Panel:
     chart = Chart(
         "data", "Examples per client and class", text, records, {"classes": spec}, setting_filter(runs)
     )
-    return Panel("data", "Who holds which data", " ".join(words), charts=[chart])
+    return Panel("data", "Who holds which data", "\n".join(words), [chart])
 
 
 def provenance(runs: Runs) -> Panel:
