@@ -61,7 +61,6 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
-    from fedtailor.report.comparison import comparison_data, comparison_tables, group_results
     from fedtailor.sweep.plan import make_plan
 
     require(jobs is None or jobs >= 1, "--jobs", jobs, "at least 1")
@@ -73,16 +72,22 @@ def compare(
     missing = _missing(plan)
     if missing:
         _do(plan, missing, jobs)
-    results = group_results(plan.runs)
     if report is not None:
         from fedtailor.cli.report import write_report
 
         write_report([plan.folder], report, target)
+    _show(plan, target, report, as_json)
+
+
+def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
+    from fedtailor.report.comparison import comparison_data, comparison_tables, group_results
+
+    results = group_results(plan.runs)
     if as_json:
         cells = [{"grid": dict(cell), **comparison_data(each, target)} for cell, each in results.items()]
         print_json({"folder": str(plan.folder), **cells[0], **({"cells": cells} if len(cells) > 1 else {})})
         return
-    repeated = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    repeated = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
     for cell, each in results.items():
         chosen = "".join(f", {key}={value}" for key, value in cell)
         title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
