@@ -42,7 +42,8 @@ from fedtailor.server.evaluation import calibrate
 from fedtailor.server.fingerprint import Fingerprint, describe_environment, fingerprint
 from fedtailor.server.journal import CheckpointSettings, Journal, Unsaved
 from fedtailor.server.loop import RoundSettings, Row, first_checkpoint, run_rounds
-from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, RunFolder
+from fedtailor.server.notes import describe_setup
+from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, SETUP, RunFolder
 from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
 
@@ -159,7 +160,7 @@ def train(
     if folder is None:
         return prepared.start(threads, on_row)
     path, saving = Path(folder), _settings(CheckpointSettings, checkpoint, "checkpoint")
-    texts = {ENVIRONMENT: _environment(prepared, threads)}
+    texts = prepared.texts(threads)
     with Journal.open(path) if resume and path.exists() else Journal.create(path, texts) as journal:
         journal.begin(prepared.fingerprint(threads), saving, prepared.first_checkpoint(), prepared.device)
         return prepared.start(threads, on_row, journal)
@@ -186,8 +187,9 @@ class Prepared:
         history = list(kept.history)
 
         def note(row: Row, at: Checkpoint) -> None:
-            history.append(row)
             kept.record(row, at)
+            row = {key: value for key, value in row.items() if key != "notes"}
+            history.append(row)
             if on_row is not None:
                 on_row(row)
             kept.stop_if_asked(at)
@@ -213,6 +215,14 @@ class Prepared:
         """Where the model is."""
         return next(iter(self.model.module.parameters())).device
 
+    def texts(self, threads: int) -> dict[str, str]:
+        """What is written beside the settings, for people and reports."""
+        setup = describe_setup(self.method, self.model, self.data, self.fleet)
+        return {
+            ENVIRONMENT: json.dumps(describe_environment(threads, str(self.device)), indent=2) + "\n",
+            SETUP: json.dumps(setup) + "\n",
+        }
+
     def first_checkpoint(self) -> Checkpoint:
         """Where the run starts."""
         return first_checkpoint(self.method, self.model)
@@ -232,10 +242,6 @@ class Prepared:
         mark = fingerprint(settings, self.method, self.model, self.data, threads)
         # How many processes work changes no bit: a run may go on with more or fewer.
         return {name: value for name, value in mark.items() if not name.endswith("engine.workers")}
-
-
-def _environment(prepared: Prepared, threads: int) -> str:
-    return json.dumps(describe_environment(threads, str(prepared.device)), indent=2) + "\n"
 
 
 def prepare(
@@ -342,7 +348,7 @@ def prepare_config(config: RunConfig) -> Prepared:
 def run_config(config: RunConfig, path: Path, on_row: OnRow | None = None) -> Run:
     """Run a configuration and write its folder; nothing is written unless the run can start."""
     prepared = prepare_config(config)
-    texts = {CONFIG: to_toml(config), ENVIRONMENT: _environment(prepared, config.threads)}
+    texts = {CONFIG: to_toml(config), **prepared.texts(config.threads)}
     with Journal.create(path, texts) as journal:
         mark = prepared.fingerprint(config.threads, config)
         journal.begin(mark, config.checkpoint, prepared.first_checkpoint(), prepared.device)

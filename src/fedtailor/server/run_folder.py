@@ -3,6 +3,8 @@
 config.toml            the settings with every default filled in
 environment.json       versions and machine, for the record
 metrics.jsonl          one row per round; depends on the settings alone, so a resumed run has the same bytes
+setup.json             tiers, data of each client, axes of every weight: for reports (see notes.py)
+notes.jsonl            one line per round for reports: which units were trained, what the method has to show
 events.jsonl           what happened when: starts, resumes, seconds of each round
 checkpoints/           the last generations of the state and the best one (see generations.py)
 diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
@@ -28,6 +30,8 @@ from fedtailor.server.storage import replace_file
 CONFIG = "config.toml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
+SETUP = "setup.json"
+NOTES = "notes.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 DIAGNOSTICS = "diagnostics.safetensors"
@@ -65,6 +69,12 @@ class RunFolder:
         file = self.path / EVENTS
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
         return [event for event in map(_parsed, lines) if event]
+
+    def notes(self) -> list[Row]:
+        """What the rounds left for a report; a line that is being written is left out."""
+        file = self.path / NOTES
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        return [note for note in map(_parsed, lines) if note]
 
     def save_weights(self, weights: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
         """Write the final weights: all of them, or none."""
