@@ -30,9 +30,11 @@ from fedtailor.elastic.unit_map import Vector
 from fedtailor.errors import require, unknown
 from fedtailor.methods import register
 from fedtailor.methods.uniprob import UniProb, draw_active
+from fedtailor.report.panel import Chart, Panel, RunRecord, axis, heat, panel
 from fedtailor.round import Client, ServerState, Task, Update
 from fedtailor.server.seeds import Seeds
 
+MEAN = "probability of "  # what a client reports of a group, and the group's name
 SKETCH, SEED = "trajectory@sketch", "trajectory@seed"  # what travels beside the weights
 
 
@@ -122,7 +124,7 @@ class Flado(UniProb):
             update = super().perform(afresh, data, model)
             again = {"examples": 2 * update.metrics["examples"], "reset": 1.0}
         groups = model.units.by_group(update.memory["probabilities"].numpy())
-        means = {f"probability of {group}": float(each.mean()) for group, each in groups.items()}
+        means = {f"{MEAN}{group}": float(each.mean()) for group, each in groups.items()}
         cosine = {name: float(value) for name, value in update.memory.items() if name == "cosine"}
         return replace(update, metrics={**update.metrics, **means, **cosine, **again})
 
@@ -217,3 +219,34 @@ def without_trajectory(patch: Patch) -> Patch:
     return Patch(
         {name: value for name, value in patch.values.items() if name not in (SKETCH, SEED)}, patch.cut
     )
+
+
+@panel("flado")
+def probabilities_over_rounds(runs: Sequence[RunRecord]) -> Panel | None:
+    """The paper's figure of activation probabilities: which groups a budget is spent on."""
+    records = [
+        {
+            "method": run.label,
+            "client": client,
+            "rounds": row["round"],
+            "group": name.removeprefix(MEAN),
+            "probability": round(value, 4),
+        }
+        for run in {run.label: run for run in reversed(runs)}.values()  # one seed of each variant
+        for row in run.rows
+        for client, values in row.get("reported", {}).items()
+        for name, value in values.items()
+        if name.startswith(MEAN)
+    ]
+    if not records:
+        return None
+    colour = axis("probability", "mean probability", aggregate="mean", scale={"domain": [0, 1]})
+    by_round = heat(axis("rounds", "rounds", "ordinal"), axis("group", "channel group", "nominal"), colour)
+    by_client = heat(axis("client", "client", "ordinal"), axis("group", "channel group", "nominal"), colour)
+    text = (
+        "Mean probability of the channels of a group, over the clients of a round or over the rounds of a client. "
+        "Where all groups have one colour, alignment found nothing to prefer. One seed."
+    )
+    views = {"rounds": by_round, "clients": by_client}
+    chart = Chart("flado", "Where clients spend their budget", text, records, views, ("method",))
+    return Panel("flado", "Flado: activation probabilities", charts=[chart])

@@ -67,6 +67,7 @@ def _record(folder: Path, named: Mapping[str, Any]) -> RunRecord:
         setup=_read(folder / SETUP, json.loads),
         config=config,
         environment=_read(folder / ENVIRONMENT, json.loads),
+        tables={name: table.tolist() for name, table in run.load_diagnostics().items()},
     )
 
 

@@ -32,6 +32,9 @@ class RunRecord:
     setup: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the method's ``diagnostics`` left, as lists
 
 
 @dataclass(frozen=True)
