@@ -94,7 +94,8 @@ def lines(x: Spec, y: Spec, series: str = "method", low: str = "", high: str = "
     """A line per series, with a band between two columns where they are given."""
     plain = axis(series, series, "nominal", sort=None)
     shared = {"x": x, "color": _solid(plain)}
-    drawn = {**shared, "y": y, "strokeDash": {**plain, "legend": None}, "tooltip": _tooltip(x, y, series)}
+    dashes: Spec = {**plain, "legend": None}
+    drawn: Spec = {**shared, "y": y, "strokeDash": dashes, "tooltip": _tooltip(x, y, series)}
     layers: list[Spec] = [{"mark": {"type": "line", "strokeWidth": 2}, "encoding": drawn}]
     if low and high:
         band = {**shared, "y": {**y, "field": low}, "y2": {"field": high}}

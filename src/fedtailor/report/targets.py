@@ -66,4 +66,4 @@ def common_target(results: Sequence[Sequence[Row]], metric: str) -> float | None
     if not all(map(math.isfinite, best)) or not math.isfinite(worst):
         return None
     digits = 2 if metric == "accuracy" else 3
-    return sign * math.floor(round(worst * 10**digits, 9)) / 10**digits
+    return float(sign * math.floor(round(worst * 10**digits, 9)) / 10**digits)
