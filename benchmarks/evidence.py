@@ -68,7 +68,7 @@ PIECES = {
     "fashion-dirichlet": Piece(8, "fashion-dirichlet", FASHION, METHODS, 2, SKEWED),
     "channels-iid": Piece(13, "fashion-iid", FASHION, f"{CHANNELS},{UNSCALED}", 2),
     "channels-dirichlet": Piece(13, "fashion-dirichlet", FASHION, CHANNELS, 2, SKEWED),
-    "femnist-writers": Piece(8, "femnist-writers", FEMNIST, METHODS, 2),
+    "femnist-writers": Piece(8, "femnist-writers", FEMNIST, METHODS, 2, ("rounds=100", "evaluate_every=10")),
     "fashion-uniform-10": Piece(
         8, "fashion-uniform-10", FASHION, "fjord:widths=uniform-10", 1, ("fleet.name=uniform-10",)
     ),
@@ -108,12 +108,14 @@ def write_curve(runs: Path, target: Path) -> None:
     with target.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["run", "round", "tier", "accuracy", "loss", "perplexity"])
-        for folder in sorted(runs.iterdir()):
-            for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        for file in sorted(runs.glob("*/metrics.jsonl")):
+            for line in file.read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 for tier, values in (row.get("tiers") or {}).items():
                     figures = (values["accuracy"], values["loss"], math.exp(values["loss"]))
-                    rows.writerow([folder.name, row["round"], tier, *(f"{figure:.5g}" for figure in figures)])
+                    rows.writerow(
+                        [file.parent.name, row["round"], tier, *(f"{figure:.5g}" for figure in figures)]
+                    )
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def run(name: str) -> None:
         sys.exit(done.returncode)
     result: dict[str, Any] = json.loads(done.stdout)
     shown = " ".join(["fedtailor", *command[3:]]).replace(f"{ROOT}/", "")
-    folders = sorted((RUNS / name).iterdir())
+    folders = sorted(file.parent for file in (RUNS / name).glob("*/metrics.jsonl"))
     result = {"command": shown, "methods": result["methods"], "bases": {f.name: bases(f) for f in folders}}
     result["bases"] = {run: found for run, found in result["bases"].items() if found}
     EVIDENCE.mkdir(parents=True, exist_ok=True)
