@@ -31,7 +31,6 @@ from fedtailor.elastic.selections import WidthLike, as_width
 from fedtailor.errors import FedtailorError, require
 from fedtailor.method import Method
 from fedtailor.methods import register
-from fedtailor.report.panel import Chart, Panel, RunRecord, axis, lines, panel
 from fedtailor.round import Client, Metrics, Reply, ServerState, Task, Update
 from fedtailor.server.seeds import Seeds
 
@@ -234,37 +233,3 @@ def _masked(weights: Weights, cut: Cut, masks: Weights) -> Weights:
         return weights
     factors = {name: masks[norm.tagged(name, cut)] for name in cut.sparse.levels.maps}
     return {name: value * factors[name] if name in factors else value for name, value in weights.items()}
-
-
-@panel("ofa-fl")
-def drop_and_recovery(runs: Sequence[RunRecord]) -> Panel | None:
-    """The paper's figure 4: accuracy falls at every pruning event and comes back."""
-    records = [
-        {
-            "method": run.label,
-            "rounds": row["round"],
-            "tier": tier,
-            "loss": scores["loss"],
-            "networks": len(row.get("supported", ())),
-            **({"accuracy": round(100 * scores["accuracy"], 3)} if "accuracy" in scores else {}),
-        }
-        for run in {run.label: run for run in reversed(runs)}.values()  # one seed of each variant
-        for row in run.rows
-        for tier, scores in (row.get("tiers") or {}).items()
-    ]
-    if not records:
-        return None
-    score = "accuracy" if "accuracy" in records[0] else "loss"
-    title = "accuracy (%)" if score == "accuracy" else "loss"
-    rounds = axis("rounds", "rounds")
-    supported = axis("networks", "networks that exist", scale={"zero": True})
-    views = {
-        title: lines(rounds, axis(score, title, scale={"zero": False}), series="tier"),
-        "networks": lines(rounds, supported, series="tier"),
-    }
-    text = (
-        "A tier whose ratio has not been pruned for is shown with the smallest network that exists, so curves run "
-        "together until their event. One seed."
-    )
-    chart = Chart("ofa-fl", "Drop and recovery", text, records, views, ("method",))
-    return Panel("ofa-fl", "OFA-FL: pruning events", charts=[chart])
