@@ -39,7 +39,7 @@ def _listen(commands: queue.Queue[dict[str, Any]]) -> None:
 def _answer(command: dict[str, Any], answers: TextIO) -> None:
     try:
         do_run(command["config"], Path(command["folder"]))
-        answer = {"state": "finished"}
+        answer: dict[str, object] = {"state": "finished"}
     except KeyboardInterrupt as stop:
         answer = {"state": "stopped", "text": str(stop)}
     except FedtailorError as error:
