@@ -169,7 +169,8 @@ def test_fedpa_starts_from_new_weights_or_from_the_warm_up(inherit):
         method, model, data, "equal", rounds=3, engine=lambda e: heard.append(FirstOfFedPA(e)) or heard[0]
     )
     start = warm.weights if inherit else model.weights()
-    assert differing(warm.weights, model.weights()) == set(model.trainable)
+    moved = {n for n in model.trainable if n.endswith("weight")}  # batch norm makes biases before it useless
+    assert moved <= differing(warm.weights, model.weights())
     assert len(heard[0].sent) == 3
     for task in heard[0].sent:
         assert all(bits(value) == bits(start[name]) for name, value in task.patch.values.items())
@@ -222,8 +223,8 @@ def test_mobilenet_has_a_group_for_the_stem_each_stage_and_each_expansion():
     data = Examples.of(torch.randn(4, 3, 8, 8, generator=generator), torch.arange(4))
     model = elastic(module, data.take(torch.arange(2)))
     widths = [model.groups.widths[group] for group in model.groups.elastic]
-    stages, blocks = [16, 24, 32, 64, 96, 160, 320], {16: 2, 24: 3, 32: 4, 64: 3, 96: 3, 160: 1}
-    expansions = [6 * channels for channels, count in blocks.items() for _ in range(count)]
+    stages, read = [16, 24, 32, 64, 96, 160, 320], {16: 1, 24: 2, 32: 3, 64: 4, 96: 3, 160: 3}
+    expansions = [6 * channels for channels, count in read.items() for _ in range(count)]
     assert sorted(widths) == sorted([32, *stages, *expansions, 1280])
 
     # Any widths per group: it runs, trains and extracts, and the extracted network answers alike.
