@@ -1,5 +1,6 @@
 # make demo   install and run the main job on embedded data (about a minute after installation)
 # make test   install what the tests need and run them
+# make test-browser   the report in headless Chromium; says how to get one where there is none
 # make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -7,11 +8,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow test-browser lint format clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable '.[report]'
 	touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
@@ -19,13 +20,20 @@ $(VENV)/.development: $(VENV)/.runtime
 	touch $@
 
 demo: $(VENV)/.runtime
-	$(BIN)/fedtailor compare configs/demo.toml --methods heterofl,fedavg:width=1/5
+	$(BIN)/fedtailor compare configs/demo.toml --methods heterofl,fedavg:width=1/5 --seeds 2 --report runs/demo/report.html
 
 test: $(VENV)/.development
-	$(BIN)/python -m pytest -n 2 -m 'not slow' --cov --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not browser' --cov --cov-fail-under=90
 
 test-slow: $(VENV)/.development
 	$(BIN)/python -m pytest -m slow
+
+$(VENV)/.browser: $(VENV)/.development
+	$(PIP) --editable '.[browser]'
+	touch $@
+
+test-browser: $(VENV)/.browser
+	$(BIN)/python -m pytest -m browser tests/browser
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .

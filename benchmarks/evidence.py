@@ -27,18 +27,9 @@ RUNS = ROOT / "runs" / "evidence"
 EVIDENCE = ROOT / "docs" / "evidence"
 
 METHODS = "fjord,fjord:distillation=false,heterofl,fedavg:width=1/5"
-CHANNELS = ",".join(
-    [
-        METHODS,
-        "heterofl:scaler=false",
-        "efd",
-        "federated-dropout",
-        "uniprob",
-        "uniprob:inverted_scaling=false",
-        "fedrolex",
-        "fedrolex:phase=independent",
-        "splitmix:base=1/5",
-    ]
+CHANNELS = f"{METHODS},efd,federated-dropout,uniprob,fedrolex,fedrolex:phase=independent,splitmix:base=1/5"
+UNSCALED = (
+    "heterofl:scaler=false,uniprob:inverted_scaling=false"  # what scaling does where nothing normalises
 )
 ISOLATED = ",".join(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
 
@@ -75,9 +66,9 @@ PIECES = {
     "centralised-mnist": Piece(8, "centralised-mnist", CENTRAL, "fjord:distillation=false", 3),
     "fashion-iid": Piece(8, "fashion-iid", FASHION, METHODS, 2),
     "fashion-dirichlet": Piece(8, "fashion-dirichlet", FASHION, METHODS, 2, SKEWED),
-    "channels-iid": Piece(13, "fashion-iid", FASHION, CHANNELS, 2),
+    "channels-iid": Piece(13, "fashion-iid", FASHION, f"{CHANNELS},{UNSCALED}", 2),
     "channels-dirichlet": Piece(13, "fashion-dirichlet", FASHION, CHANNELS, 2, SKEWED),
-    "femnist-writers": Piece(8, "femnist-writers", FEMNIST, METHODS, 2),
+    "femnist-writers": Piece(8, "femnist-writers", FEMNIST, METHODS, 2, ("rounds=100", "evaluate_every=10")),
     "fashion-uniform-10": Piece(
         8, "fashion-uniform-10", FASHION, "fjord:widths=uniform-10", 1, ("fleet.name=uniform-10",)
     ),
@@ -117,12 +108,14 @@ def write_curve(runs: Path, target: Path) -> None:
     with target.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["run", "round", "tier", "accuracy", "loss", "perplexity"])
-        for folder in sorted(runs.iterdir()):
-            for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        for file in sorted(runs.glob("*/metrics.jsonl")):
+            for line in file.read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 for tier, values in (row.get("tiers") or {}).items():
                     figures = (values["accuracy"], values["loss"], math.exp(values["loss"]))
-                    rows.writerow([folder.name, row["round"], tier, *(f"{figure:.5g}" for figure in figures)])
+                    rows.writerow(
+                        [file.parent.name, row["round"], tier, *(f"{figure:.5g}" for figure in figures)]
+                    )
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.report.targets import best, spending, target_table
+from fedtailor.report.accounting import best, spending, target_table
 from fedtailor.server.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]

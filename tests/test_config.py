@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fedtailor.config import RunConfig, load_config, make_config, to_toml
+from fedtailor.elastic.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.heterofl import HeteroFL
+from fedtailor.run import prepare_config
 
 
 def test_defaults_are_a_valid_config():
@@ -33,6 +36,25 @@ def test_training_overrides_only_what_it_names():
     lifted = make_config({"method": {"name": "heterofl"}, "training": {"clip_norm": math.inf}})
     assert lifted.build_method().local.clip_norm == math.inf
     assert make_config({"method": {"name": "fedavg"}}).build_method().local.clip_norm == math.inf
+
+
+def test_names_with_dots_are_written_so_that_they_are_read_back():
+    ranks = {"stages.1.0.conv2.weight": (8, 32)}
+    config = make_config(
+        {"method": {"name": "flanc", "ranks": ranks}, "model": {"name": "cnn", "keep": ["features.0"]}}
+    )
+    again = make_config(tomllib.loads(to_toml(config)))
+    assert again.build_method() == config.build_method()
+    assert again.build_method().ranks == ranks
+    assert again.model == config.model
+
+
+def test_kept_layers_are_as_wide_at_every_width():
+    model = {"name": "cnn", "channels": [8, 8], "norm": "none", "keep": ["features.0"]}
+    prepared = prepare_config(make_config({"model": model, "data": {"dataset": "digits"}}))
+    half = prepared.method.cut_for(Budget(width=0.5), prepared.model)
+    assert prepared.model.shape("features.0.weight", half)[0] == 8
+    assert prepared.model.shape("classifier.weight", half)[1] == 4
 
 
 def test_rounds_reach_the_learning_rate_schedule():

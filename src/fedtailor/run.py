@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +43,12 @@ from fedtailor.server.evaluation import calibrate, personal_network
 from fedtailor.server.fingerprint import Fingerprint, describe_environment, fingerprint
 from fedtailor.server.journal import CheckpointSettings, Journal, Unsaved
 from fedtailor.server.loop import RoundSettings, Row, first_checkpoint, run_rounds
-from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, RunFolder
+from fedtailor.server.notes import Diagnosing, describe_setup
+from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, SETUP, RunFolder
 from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
 
+OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
 OnRow = Callable[[Row], None]
 OnNotice = Callable[[str], None]
 S = TypeVar("S")
@@ -123,7 +125,9 @@ class Run:
         return switchable(self.model, [each.patches[0] for each in deployed])
 
     def save(self, folder: RunFolder) -> None:
-        """Write the final weights into a run folder."""
+        """Write the final weights into a run folder, after what the method has to show about them."""
+        if isinstance(self.method, Diagnosing):
+            folder.save_diagnostics(self.method.diagnostics(self.state, self.model))
         folder.save_weights(self.state.weights, self.model.groups.ties)
 
 
@@ -167,7 +171,7 @@ def train(
     if folder is None:
         return prepared.start(threads, on_row)
     path, saving = Path(folder), _settings(CheckpointSettings, checkpoint, "checkpoint")
-    texts = {ENVIRONMENT: _environment(prepared, threads)}
+    texts = prepared.texts(threads)
     with Journal.open(path) if resume and path.exists() else Journal.create(path, texts) as journal:
         journal.begin(prepared.fingerprint(threads), saving, prepared.first_checkpoint(), prepared.device)
         return prepared.start(threads, on_row, journal)
@@ -194,8 +198,9 @@ class Prepared:
         history = list(kept.history)
 
         def note(row: Row, at: Checkpoint) -> None:
-            history.append(row)
             kept.record(row, at)
+            row = {key: value for key, value in row.items() if key != "notes"}
+            history.append(row)
             if on_row is not None:
                 on_row(row)
             kept.stop_if_asked(at)
@@ -223,6 +228,14 @@ class Prepared:
         """Where the model is."""
         return next(iter(self.model.module.parameters())).device
 
+    def texts(self, threads: int) -> dict[str, str]:
+        """What is written beside the settings, for people and reports."""
+        setup = describe_setup(self.method, self.model, self.data, self.fleet)
+        return {
+            ENVIRONMENT: json.dumps(describe_environment(threads, str(self.device)), indent=2) + "\n",
+            SETUP: json.dumps(setup) + "\n",
+        }
+
     def first_checkpoint(self) -> Checkpoint:
         """Where the run starts."""
         return first_checkpoint(self.method, self.model)
@@ -244,10 +257,6 @@ class Prepared:
         return {name: value for name, value in mark.items() if not name.endswith("engine.workers")}
 
 
-def _environment(prepared: Prepared, threads: int) -> str:
-    return json.dumps(describe_environment(threads, str(prepared.device)), indent=2) + "\n"
-
-
 def prepare(
     module: nn.Module,
     data: FederatedData | str,
@@ -260,6 +269,7 @@ def prepare(
     metrics: Mapping[str, Metric] | None = None,
     device: str = "auto",
     seed: int = 0,
+    keep: Sequence[str] = (),
 ) -> Prepared:
     """Resolve names, trace the module and refuse what cannot run, before anything is trained or written."""
     seeds = Seeds(seed)
@@ -276,7 +286,7 @@ def prepare(
     objective = Objective(loss or Objective().loss, metrics if metrics is not None else Objective().metrics)
     place = pick_device(device)
     data = dataclasses.replace(data, train=data.train.to(place), test=data.test.to(place))
-    model = elastic(module.to(place), data.example(), objective=objective)
+    model = elastic(module.to(place), data.example(), objective=objective, keep=keep)
     check(chosen, model, data, fleet, settings)
     return Prepared(chosen, model, data, fleet, settings, seeds)
 
@@ -335,7 +345,7 @@ def prepare_config(config: RunConfig) -> Prepared:
     """Everything that a configuration asks for, checked and ready."""
     seeds = Seeds(config.seed)
     data = federate(load_dataset(config.data.dataset, **config.data.options), config.data, seeds)
-    options = {key: value for key, value in config.model.items() if key not in ("name", "weights")}
+    options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
@@ -344,14 +354,14 @@ def prepare_config(config: RunConfig) -> Prepared:
         load_pretrained(module, Path(config.model["weights"]))
     return prepare(
         module, data, build_fleet(config.fleet), config.build_method(), config.round_settings,
-        device=config.device, seed=config.seed,
+        device=config.device, seed=config.seed, keep=config.model.get("keep", ()),
     )  # fmt: skip
 
 
 def run_config(config: RunConfig, path: Path, on_row: OnRow | None = None) -> Run:
     """Run a configuration and write its folder; nothing is written unless the run can start."""
     prepared = prepare_config(config)
-    texts = {CONFIG: to_toml(config), ENVIRONMENT: _environment(prepared, config.threads)}
+    texts = {CONFIG: to_toml(config), **prepared.texts(config.threads)}
     with Journal.create(path, texts) as journal:
         mark = prepared.fingerprint(config.threads, config)
         journal.begin(mark, config.checkpoint, prepared.first_checkpoint(), prepared.device)

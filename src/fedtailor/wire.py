@@ -19,7 +19,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +195,7 @@ class Lease:
 
     reply: Reply
     model: ElasticModel
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors that no cut sizes
 
     @cached_property
     def full(self) -> tuple[bytes, dict[str, Slot]]:
@@ -208,7 +209,8 @@ class Lease:
 
     def _slot(self, name: str, cut: Cut) -> Slot:
         plain = name.partition("@")[0]
-        return Slot(self.model.dtype(plain), self.model.shape(plain, cut))
+        shape = self.shapes[name] if name in self.shapes else self.model.shape(plain, cut)
+        return Slot(self.model.dtype(plain), shape)
 
     @cached_property
     def limit(self) -> int:
@@ -290,9 +292,6 @@ def _patch_head(slots: Mapping[str, Slot], cut: Cut) -> bytes:
     return _head(list(slots.values()), {"dict": [["cut", address], ["values", {"dict": values}]]})
 
 
-# Maps of levels
-
-
 def encode_levels(levels: Levels) -> list[Buffer]:
     """The frame of a map of levels, in pieces."""
     maps = {name: levels.maps[name].cpu() for name in sorted(levels.maps)}
@@ -302,8 +301,7 @@ def encode_levels(levels: Levels) -> list[Buffer]:
 def decode_levels(data: Buffer, names: Collection[str], model: ElasticModel) -> Levels:
     """The map of a frame for these tensors of a model, from which its size is known before anything is allocated."""
     shapes = {name: model.shape(name, Cut.everything()) for name in sorted(names)}
-    head, view = _levels_head(shapes), memoryview(data).cast("B")
-    slots = [Slot(torch.uint8, shape) for shape in shapes.values()]
+    head, view, slots = _levels_head(shapes), memoryview(data).cast("B"), _level_slots(shapes)
     if view[: len(head)] != head:
         raise DecodeError("the header is not that of a map of levels of these tensors")
     _check_length(view, len(head), slots)
@@ -312,9 +310,11 @@ def decode_levels(data: Buffer, names: Collection[str], model: ElasticModel) -> 
 
 def _levels_head(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     values = [[name, {"tensor": number}] for number, name in enumerate(shapes)]
-    return _head(
-        [Slot(torch.uint8, shape) for shape in shapes.values()], {"dict": [["levels", {"dict": values}]]}
-    )
+    return _head(_level_slots(shapes), {"dict": [["levels", {"dict": values}]]})
+
+
+def _level_slots(shapes: Mapping[str, tuple[int, ...]]) -> list[Slot]:
+    return [Slot(torch.uint8, shape) for shape in shapes.values()]
 
 
 # Bytes

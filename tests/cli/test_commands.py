@@ -139,7 +139,7 @@ def test_compare_runs_each_method_once_and_skips_finished_ones(folder, monkeypat
     shown = capsys.readouterr()
     assert "±" in shown.out
     assert "fedavg:width=1/5" in shown.out
-    runs = sorted(path.name for path in (folder / "runs/small").iterdir())
+    runs = sorted(path.name for path in (folder / "runs/small").iterdir() if path.is_dir())
     assert runs == ["fedavg-width-1-5-seed3", "fedavg-width-1-5-seed4", "heterofl-seed3", "heterofl-seed4"]
     times = {path: path.stat().st_mtime_ns for path in (folder / "runs/small").rglob("*") if path.is_file()}
     assert call(monkeypatch, *words, "--json") == 0

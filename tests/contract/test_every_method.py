@@ -36,12 +36,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "feduniform": {},
     "fjord": {},
     "flado": {"sketch": 64},
+    "flanc": {"widths": [0.5, 1]},
     "heterofl": {},
     "ofa-fl": {"ratios": (1, "3/10"), "trigger": "schedule", "first": 0},
     "splitmix": {"base": 0.5},
     "uniprob": {},
 }
-METHODS_SEEN = 14
+METHODS_SEEN = 15
 
 # How many clients the rounds ask, where a method has stages (warm-up, search ...) of which two rounds do not show all.
 COHORTS: dict[str, list[int]] = {"apfl": [2, 3, 1, 3, 3], "fedcs": [2, 2, 2]}

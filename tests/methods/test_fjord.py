@@ -211,7 +211,7 @@ class Fixed(FjORD):
 
     student: str = "2/5"
 
-    def _draw(self, widths, generator):
+    def _draw(self, widths, generator, shares=None):
         return Fraction(self.student)
 
 

@@ -80,6 +80,16 @@ def test_flanc_dense_widths(quarters: int, resnet: int, cnn: int) -> None:
     assert parameters("flanc-cnn", MNIST, 10, channels=[32 * quarters, 32 * quarters]) == cnn
 
 
+def test_options_for_flanc() -> None:
+    plain = parameters("resnet18", CIFAR, 10)
+    assert parameters("resnet18", CIFAR, 10, project=True) == plain + 64 * 64 + 2 * 64
+    narrow = [16, 32, 64, 128]  # has a projection anyway
+    expected = parameters("resnet18", CIFAR, 10, widths=narrow)
+    assert parameters("resnet18", CIFAR, 10, widths=narrow, project=True) == expected
+    small = parameters("flanc-cnn", (1, 14, 14), 10, channels=[64, 64], stem=32)
+    assert parameters("flanc-cnn", MNIST, 10, channels=[64, 64], stem=32, shrink=2) == small
+
+
 @pytest.mark.parametrize(
     ("divisor", "cnn", "resnet"),
     [(1, 1557, 9622), (2, 391, 2409), (4, 99, 604), (8, 25, 152), (16, 6.6, 38)],

@@ -230,6 +230,22 @@ def test_a_patch_comes_back_and_its_length_is_known_in_advance(width, units):
     assert joined(encode_patch(again)) == data
 
 
+def test_a_lease_knows_the_shapes_of_tensors_that_no_cut_sizes():
+    cut = prefix(MODEL.groups, Fraction(1, 2))
+    patch = Patch(
+        {"8.weight@basis": torch.ones(2, 3), "8.weight@1/2": MODEL.weights()["8.weight"][:, :4]}, cut
+    )
+    shapes = {name: tuple(value.shape) for name, value in patch.values.items()}
+    lease = Lease(Reply(frozenset(shapes), cut), MODEL, shapes)
+    again = decode_patch(joined(encode_patch(patch)), lease)
+    assert {name: bits(value) for name, value in again.values.items()} == {
+        name: bits(value) for name, value in patch.values.items()
+    }
+    other = Patch({**patch.values, "8.weight@basis": torch.ones(3, 2)}, cut)
+    with pytest.raises(DecodeError):
+        decode_patch(joined(encode_patch(other)), lease)
+
+
 def test_the_order_of_the_tensors_in_a_patch_does_not_matter():
     patch, _ = patch_at(Fraction(1, 2))
     backwards = Patch(dict(reversed(patch.values.items())), patch.cut)

@@ -1,12 +1,14 @@
-"""``fedtailor compare``: several methods and seeds on the same data, fleet and budgets."""
+"""``fedtailor compare``: methods, seeds and a grid of settings on the same data, fleet and budgets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import Progress
 
 from fedtailor.cli.output import (
     JsonOption,
@@ -15,14 +17,16 @@ from fedtailor.cli.output import (
     console,
     messages,
     print_json,
+    progress_bars,
     stoppable,
 )
 from fedtailor.cli.resume import notice
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
-    from fedtailor.config import RunConfig
-    from fedtailor.fleet import Tier
+    from fedtailor.sweep.plan import Plan, PlannedRun
+
+AGAIN = "the same command"
 
 
 def compare(
@@ -35,117 +39,138 @@ def compare(
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Repeat every method with this many seeds.")] = 1,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V", help="Repeat all of it for these values of a key. Repeatable."),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Show what it cost to reach this accuracy, in per cent, as the mean over tiers; "
+            "without it, the highest that every run reached."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time, each in its own process; default: one per core.")
+    ] = None,
     overrides: SetOption = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report too, e.g. report.html (needs fedtailor[report]).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
-    from fedtailor.config import load_config
-    from fedtailor.fleet.names import build_fleet
-    from fedtailor.report.tables import comparison_rows, comparison_table, join_by_tier
+    from fedtailor.sweep.plan import make_plan
 
-    require(seeds >= 1, "--seeds", seeds, "at least 1")
-    base = load_config(config, overrides or [])
-    specs = [spec.strip() for spec in methods.split(",") if spec.strip()]
-    require(len(specs) > 0, "--methods", methods, "at least one name, such as heterofl,fedavg")
-    require(len(set(specs)) == len(specs), "--methods", methods, "every method once")
-    tiers = build_fleet(base.fleet).tiers
-    planned = {
-        spec: [
-            {
-                tier: load_config(config, [*(overrides or []), *_overrides(one, base.seed + number)])
-                for tier, one in expanded(spec, tiers).items()
-            }
-            for number in range(seeds)
-        ]
-        for spec in specs
-    }
-    folder = runs / base.name
-    results = {
-        spec: [
-            join_by_tier(
-                {tier: _rows_of(one, folder, "the same command") for tier, one in runs_of_seed.items()}
-            )
-            for runs_of_seed in each
-        ]
-        for spec, each in planned.items()
-    }
+    require(jobs is None or jobs >= 1, "--jobs", jobs, "at least 1")
+    if report is not None:
+        from fedtailor.report.page import require_charts
+
+        require_charts()
+    plan = make_plan(config, methods, seeds, grid or [], overrides or [], runs)
+    missing = _missing(plan)
+    if missing:
+        _do(plan, missing, jobs)
+    if report is not None:
+        from fedtailor.cli.report import write_report
+
+        write_report([plan.folder], report, target)
+    _show(plan, target, report, as_json)
+
+
+def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
+    from fedtailor.report.comparison import comparison_data, comparison_tables, group_results
+
+    results = group_results(plan.runs)
     if as_json:
-        print_json({"folder": str(folder), "methods": comparison_rows(results)})
+        cells = [{"grid": dict(cell), **comparison_data(each, target)} for cell, each in results.items()]
+        print_json({"folder": str(plan.folder), **cells[0], **({"cells": cells} if len(cells) > 1 else {})})
         return
-    repeated = "1 seed" if seeds == 1 else f"{seeds} seeds"
-    title = f"{base.name}: {base.data.dataset}, {base.rounds} rounds, {repeated}"
-    console.print(comparison_table(title, results))
-    console.print(f"Files: {folder}/", markup=False)
+    repeated = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
+    for cell, each in results.items():
+        chosen = "".join(f", {key}={value}" for key, value in cell)
+        title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
+        for part in comparison_tables(title, each, target):
+            console.print(part)
+    console.print(f"Files: {plan.folder}/", markup=False)
+    if report is not None:
+        console.print(f"Report: {report}", markup=False)
 
 
-def expanded(spec: str, tiers: Sequence[Tier]) -> dict[str, str]:
-    """A setting ``each`` stands for every tier's width: one run for each tier, which together are one row."""
-    if not any(setting.endswith("=each") for setting in spec.split(":")[1:]):
-        return {"": spec}
-    if any(tier.budget.width is None for tier in tiers):
-        raise FedtailorError(
-            f"--methods {spec!r}: each needs a fleet whose tiers have widths, such as uniform-5"
-        )
-    return {tier.name: spec.replace("=each", f"={tier.budget.width}") for tier in tiers}
+def _missing(plan: Plan) -> list[PlannedRun]:
+    """What is left to do; a folder says by itself whether its run is finished."""
+    from fedtailor.server.storage import in_use
+    from fedtailor.sweep.plan import is_same
 
-
-def _overrides(spec: str, seed: int) -> list[str]:
-    """``fedavg:width=1/5`` as config overrides; settings of the file's own method are dropped with it."""
-    name, *settings = spec.split(":")
-    for setting in settings:
-        if "=" not in setting:
-            raise FedtailorError(f"--methods {spec!r}: expected name:key=value, such as fedavg:width=1/5")
-    pairs = "".join(
-        f", {key} = {_value(value)}" for key, _, value in (text.partition("=") for text in settings)
-    )
-    return [f'method={{name = "{name}"{pairs}}}', f"seed={seed}", f'name="{_folder(spec)}-seed{seed}"']
-
-
-def _value(text: str) -> str:
-    """A setting as TOML: numbers and booleans as they are, everything else as a string."""
-    import tomllib
-
-    try:
-        tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return f'"{text}"'
-    return text
-
-
-def _folder(spec: str) -> str:
-    return "".join(character if character.isalnum() or character in "-_." else "-" for character in spec)
-
-
-def _rows_of(settings: RunConfig, parent: Path, command: str) -> list[dict[str, Any]]:
-    """Run one configuration, go on with what an earlier call began, or read what it finished."""
-    from fedtailor.config import load_config, to_toml
-    from fedtailor.run import resume, run_config
-    from fedtailor.server.run_folder import CONFIG, RunFolder
-
-    folder = RunFolder(parent / settings.name)
-    title = settings.name.replace("-seed", ", seed ")
-    there = folder.path.exists()
-    if there and to_toml(load_config(folder.path / CONFIG)) != to_toml(settings):
-        raise FedtailorError(
-            f"{folder.path} holds a run of another configuration: choose another name (--set name=...) or remove it"
-        )
-    if folder.finished:
-        messages.print(f"{title}: finished before, skipped", markup=False)
-        return _ending(folder.rows(), settings)
-    with stoppable(folder.path, command), RoundProgress(title, settings.rounds) as progress:
+    missing = []
+    for run in plan.runs:
+        there = run.folder.path.exists()
+        if there and not is_same(run):
+            raise FedtailorError(
+                f"{run.folder.path} holds a run of another configuration: "
+                "choose another name (--set name=...) or remove it"
+            )
+        if there and run.folder.finished:
+            messages.print(f"{run.title}: finished before, skipped", markup=False)
+            continue
+        if there and in_use(run.folder.path):
+            raise LockedError(f"{run.folder.path} is in use by another run: nothing was changed")
         if there:
-            messages.print(f"{title}: interrupted before, going on", markup=False)
-            resume(folder.path, on_row=progress, on_notice=notice)
+            messages.print(f"{run.title}: interrupted before, going on", markup=False)
+        missing.append(run)
+    return missing
+
+
+def _do(plan: Plan, missing: Sequence[PlannedRun], jobs: int | None) -> None:
+    from fedtailor.sweep.pool import jobs_for, run_all
+
+    plan.write()
+    count = jobs_for(missing, jobs)
+    if count == 1:
+        for run in missing:
+            _do_here(run)
+        return
+    bars = progress_bars()
+    with bars or nullcontext():
+        shown = Shown(bars, len(plan.runs), len(plan.runs) - len(missing))
+        finished = run_all(missing, count, shown.row, shown.state)
+    if not finished:
+        messages.print(f"Stopped; every finished round is saved. Go on with:  {AGAIN}", markup=False)
+        raise typer.Exit(130)
+
+
+def _do_here(run: PlannedRun) -> None:
+    """One run in this process, which may use workers of its own."""
+    from fedtailor.run import resume, run_config
+
+    path = run.folder.path
+    with stoppable(path, AGAIN), RoundProgress(run.title, run.config.rounds) as progress:
+        if path.exists():
+            resume(path, on_row=progress, on_notice=notice)
         else:
-            run_config(settings, folder.path, progress)
-    return _ending(folder.rows(), settings)
+            run_config(run.config, path, progress)
 
 
-def _ending(rows: list[dict[str, Any]], settings: RunConfig) -> list[dict[str, Any]]:
-    """The rows, the last of them with the figures of the round that the run ended with."""
-    last = rows[-1]
-    if settings.stopping.restore_best:
-        best = next(row for row in rows if row["round"] == last["best_round"])
-        last = {**last, "tiers": best["tiers"]}
-    return [*rows[:-1], last]
+class Shown:
+    """Progress of many runs: those that are running, and how many are done."""
+
+    def __init__(self, bars: Progress | None, runs: int, done: int) -> None:
+        self.bars, self.runs, self.done = bars, runs, done
+        self.each: dict[str, RoundProgress] = {}
+        self.total = bars.add_task("all runs", total=runs, completed=done, state="") if bars else None
+
+    def row(self, run: PlannedRun, row: dict[str, Any]) -> None:
+        """A round of a run has ended."""
+        self.each[run.title](row)
+
+    def state(self, run: PlannedRun, state: str) -> None:
+        """A run has started or ended."""
+        if state == "started":
+            self.each[run.title] = RoundProgress(run.title, run.config.rounds, self.bars)
+            return
+        self.each.pop(run.title).remove()
+        self.done += state == "finished"
+        messages.print(f"{run.title}: {state} ({self.done} of {self.runs} runs done)", markup=False)
+        if self.bars is not None and self.total is not None:
+            self.bars.update(self.total, completed=self.done)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import compare, data, datasets, init, methods, profile, resume, run
+from fedtailor.cli import compare, data, datasets, init, methods, profile, report, resume, run, watch
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
 
@@ -25,6 +25,8 @@ app.command("init")(init.init)
 app.command("run")(run.run)
 app.command("resume")(resume.resume)
 app.command("compare")(compare.compare)
+app.command("watch")(watch.watch)
+app.command("report")(report.report)
 app.command("profile")(profile.profile)
 app.command("methods")(methods.methods)
 app.command("datasets")(datasets.datasets)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedtailor.errors import LockedError
+from fedtailor.report.units import size
 
 console = Console(highlight=False)  # results, on standard output
 messages = Console(stderr=True, highlight=False)  # progress and errors, on standard error
@@ -24,6 +25,10 @@ SetOption = Annotated[
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Override a config key, e.g. --set data.alpha=0.1. Repeatable."
     ),
+]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also log to tensorboard, wandb or mlflow. Repeatable."),
 ]
 
 
@@ -59,33 +64,24 @@ def stoppable(folder: Path, command: str) -> Iterator[None]:
         raise typer.Exit(getattr(stop, "exit_code", 130)) from None
 
 
-def size(count: float) -> str:
-    """``12.3 MB``: bytes for people, in powers of 1000.
-
-    >>> size(12_345_678)
-    '12.3 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+def progress_bars() -> Progress | None:
+    """Bars for rounds, on a terminal only."""
+    if not messages.is_terminal:
+        return None
+    columns = (
+        TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"), TimeRemainingColumn(compact=True),
+    )  # fmt: skip
+    return Progress(*columns, console=messages, expand=True)
 
 
 class RoundProgress:
-    """A progress bar on a terminal; a plain line per evaluation elsewhere."""
+    """A progress bar on a terminal; a plain line per evaluation elsewhere. Several may share their ``bars``."""
 
-    def __init__(self, title: str, rounds: int) -> None:
+    def __init__(self, title: str, rounds: int, bars: Progress | None = None) -> None:
         self.title, self.rounds, self.bytes, self.last, self.stage = title, rounds, 0, "", ""
-        self.bar: Progress | None = None
-        self.task = TaskID(0)
-        if messages.is_terminal:
-            columns = (
-                TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}"), TimeRemainingColumn(compact=True),
-            )  # fmt: skip
-            self.bar = Progress(*columns, console=messages, expand=True)
-            self.task = self.bar.add_task(title, total=rounds, state="")
+        self.bar = bars or progress_bars()
+        self.task = self.bar.add_task(title, total=rounds, state="") if self.bar is not None else TaskID(0)
 
     def __enter__(self) -> RoundProgress:
         if self.bar is not None:
@@ -97,6 +93,11 @@ class RoundProgress:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+    def remove(self) -> None:
+        """Take this bar away from those that it shares the screen with."""
+        if self.bar is not None:
+            self.bar.remove_task(self.task)
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Show one finished round."""

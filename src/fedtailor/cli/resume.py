@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedtailor.cli.output import JsonOption, RoundProgress, messages, refuse_if_in_use, stoppable
+from fedtailor.cli.output import JsonOption, RoundProgress, TrackOption, messages, refuse_if_in_use, stoppable
 from fedtailor.cli.run import show
 
 
@@ -19,17 +20,25 @@ def resume(
             "--allow-drift", help="Go on although config, model, data, versions or threads changed."
         ),
     ] = False,
+    track: TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with an interrupted run after its last saved round, to the result it would have had."""
     refuse_if_in_use(folder)
-    from fedtailor.config import load_config
+    from fedtailor.config import load_config, to_toml
+    from fedtailor.report.folders import flat
     from fedtailor.run import resume as go_on
     from fedtailor.server.run_folder import CONFIG
+    from fedtailor.trackers import tracking
 
-    rounds = load_config(folder / CONFIG).rounds if (folder / CONFIG).is_file() else 0
-    with stoppable(folder, f"fedtailor resume {folder}"), RoundProgress(folder.name, rounds) as progress:
-        finished = go_on(folder, allow_drift=allow_drift, on_row=progress, on_notice=notice)
+    settings = load_config(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    known = flat(tomllib.loads(to_toml(settings))) if settings else {}
+    with (
+        stoppable(folder, f"fedtailor resume {folder}"),
+        RoundProgress(folder.name, settings.rounds if settings else 0) as progress,
+        tracking(track or [], folder, known, progress) as on_row,
+    ):
+        finished = go_on(folder, allow_drift=allow_drift, on_row=on_row, on_notice=notice)
     show(finished, folder, as_json)
 
 

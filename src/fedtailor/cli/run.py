@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,9 @@ from fedtailor.cli.output import (
     JsonOption,
     RoundProgress,
     SetOption,
+    TrackOption,
     console,
+    messages,
     print_json,
     refuse_if_in_use,
     stoppable,
@@ -26,20 +30,42 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file; `fedtailor init` writes one.")],
     overrides: SetOption = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run in the browser while it goes on.")
+    ] = False,
+    track: TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train one global model over unequal clients, and show the accuracy of every tier."""
     refuse_if_in_use(runs / _name(config, overrides or []))
-    from fedtailor.config import load_config
+    from fedtailor.config import load_config, to_toml
+    from fedtailor.report.folders import flat
     from fedtailor.run import run_config
+    from fedtailor.trackers import tracking
 
     settings = load_config(config, overrides or [])
     folder = runs / settings.name
     title = f"{settings.name} ({settings.method['name']})"
     command = f"fedtailor resume {folder}"
-    with stoppable(folder, command), RoundProgress(title, settings.rounds) as progress:
-        finished = run_config(settings, folder, progress)
+    known = flat(tomllib.loads(to_toml(settings)))
+    with (
+        stoppable(folder, command),
+        _watched(folder) if watch else nullcontext(),
+        RoundProgress(title, settings.rounds) as progress,
+        tracking(track or [], folder, known, progress) as on_row,
+    ):
+        finished = run_config(settings, folder, on_row)
     show(finished, folder, as_json)
+
+
+@contextmanager
+def _watched(folder: Path) -> Iterator[None]:
+    from fedtailor.report.live import watching
+
+    with watching(folder) as server:
+        messages.print(f"Watch it at {server.url}", markup=False)
+        yield
+    messages.print(f"The page has ended with the run: fedtailor watch {folder} shows it again", markup=False)
 
 
 def show(finished: Run, folder: Path, as_json: bool) -> None:

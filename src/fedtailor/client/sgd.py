@@ -119,11 +119,14 @@ class LocalSteps:
         self.cut = task.patch.cut
         self.layouts = Layouts(model)
         self.layout = self.layouts.at(self.cut)
+        # What belongs to a tensor of the model (``conv1.weight@basis``) is trained where that tensor is.
+        plain = {name: name.partition("@")[0] for name in task.patch.values}
         self.held = {
-            n: _leaf(value, n in model.trainable, self.layout) for n, value in task.patch.values.items()
+            n: _leaf(value, plain[n] in model.trainable, self.layout)
+            for n, value in task.patch.values.items()
         }
         statistics = frozenset(model.statistics)
-        self.weights = {n: value for n, value in self.held.items() if n.partition("@")[0] not in statistics}
+        self.weights = {n: value for n, value in self.held.items() if plain[n] not in statistics}
         self.optimiser = _Optimiser(method, self.held, method.local.rate(task.round))
 
     def take(self, step: int, batch: Batch) -> float:

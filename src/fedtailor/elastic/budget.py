@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -21,7 +21,7 @@ from fedtailor.errors import FedtailorError, require, unknown
 
 __all__ = [
     "CHANNEL_LIMITS", "LIMITS", "Budget", "BudgetError", "Family", "Fit", "Limit", "Workload",
-    "absolute_limits", "broken_limits", "check_honoured", "distinct_widths", "fit", "fit_with_reason",
+    "absolute_limits", "broken_limits", "check_honoured", "distinct_widths", "fit", "fit_among", "fit_with_reason",
     "meets", "width_of",
 ]  # fmt: skip
 
@@ -251,6 +251,17 @@ def broken_limits(
 def meets(model: ElasticModel, cut: Cut, budget: Budget, workload: Workload | None = None) -> bool:
     """Whether a cut stays within the budget's limits on cost."""
     return not broken_limits(model, cut, budget, workload)
+
+
+def fit_among(
+    model: ElasticModel, budget: Budget, widths: Sequence[Fraction], cut_at: Callable[[Fraction], Cut]
+) -> Cut:
+    """The cut of the largest of some widths (ascending) that the budget allows, for methods that train no others."""
+    for width in reversed(widths):
+        cut = cut_at(width)
+        if (budget.width is None or width <= Fraction(budget.width)) and meets(model, cut, budget):
+            return cut
+    raise FedtailorError(f"{budget}: no width of method.widths fits it; the smallest is {widths[0]}")
 
 
 def check_honoured(budget: Budget, honours: frozenset[str] | None, method: str) -> None:

@@ -6,6 +6,7 @@ Symbols: beta = the client's width, K = a layer's units, window = {(s + j) mod K
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,6 +19,8 @@ from fedtailor.elastic.selections import window
 from fedtailor.errors import unknown
 from fedtailor.methods import register
 from fedtailor.methods.heterofl import HeteroFL
+from fedtailor.report.coverage import trained_so_far
+from fedtailor.report.panel import Chart, Panel, RunRecord, axis, lines, panel
 from fedtailor.round import Client, ServerState
 from fedtailor.server.seeds import Seeds
 
@@ -64,3 +67,20 @@ def window_starts(groups: ChannelGroups, round: int, phase: str, seeds: Seeds) -
         order = seeds.numpy(f"window {group}", step=round // width).permutation(width)
         starts[group] = int(order[round % width])
     return starts
+
+
+@panel("fedrolex")
+def trained_over_rounds(runs: Sequence[RunRecord]) -> Panel | None:
+    """How fast the rolling window reaches every weight, and what it never reaches."""
+    first = {run.label: run for run in reversed(runs)}  # one seed of each variant
+    records = [record for run in reversed(first.values()) for record in trained_so_far(run)]
+    if not records:
+        return None
+    share = axis("trained", "weights trained so far (%)", scale={"domain": [0, 100]})
+    text = (
+        "A window that moves in lockstep through all layers meets every unit but not every pair of units: where the "
+        "curve stays below 100 %, the rest of the layer keeps its starting weights. One seed."
+    )
+    spec = lines(axis("rounds", "rounds"), share, series="layer")
+    chart = Chart("fedrolex", "What the window has reached", text, records, {"rounds": spec}, ("method",))
+    return Panel("fedrolex", "FedRolex: the rolling window", charts=[chart])

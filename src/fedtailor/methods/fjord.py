@@ -22,7 +22,7 @@ from torch import Tensor
 from fedtailor.client.losses import distillation_loss
 from fedtailor.data.batches import Batch
 from fedtailor.elastic import norm
-from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, meets
+from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, fit_among
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.expected import allowed_macs, mean_shares
@@ -106,13 +106,7 @@ class FjORD(Method):
             return self.cut_at(
                 max(w for w, share in zip(self.candidates, shares, strict=True) if share), model
             )
-        for width in reversed(self.candidates):
-            cut = self.cut_at(width, model)
-            if (budget.width is None or width <= as_width(budget.width)) and meets(model, cut, budget):
-                return cut
-        raise FedtailorError(
-            f"{budget}: no width of method.widths fits it; the smallest is {self.candidates[0]}"
-        )
+        return fit_among(model, budget, self.candidates, lambda width: self.cut_at(width, model))
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """The prefix p_max; with random dropout also the units that were drawn from the next larger width."""

@@ -33,6 +33,7 @@ from fedtailor.methods.uniprob import UniProb, draw_active
 from fedtailor.round import Client, ServerState, Task, Update
 from fedtailor.server.seeds import Seeds
 
+MEAN = "probability of "  # what a client reports of a group, and the group's name
 SKETCH, SEED = "trajectory@sketch", "trajectory@seed"  # what travels beside the weights
 
 
@@ -122,7 +123,7 @@ class Flado(UniProb):
             update = super().perform(afresh, data, model)
             again = {"examples": 2 * update.metrics["examples"], "reset": 1.0}
         groups = model.units.by_group(update.memory["probabilities"].numpy())
-        means = {f"probability of {group}": float(each.mean()) for group, each in groups.items()}
+        means = {f"{MEAN}{group}": float(each.mean()) for group, each in groups.items()}
         cosine = {name: float(value) for name, value in update.memory.items() if name == "cosine"}
         return replace(update, metrics={**update.metrics, **means, **cosine, **again})
 

@@ -37,9 +37,11 @@ class PreactivationBlock(nn.Module):
         return change + kept
 
 
-def _projection(in_channels: int, out_channels: int, stride: int, norm: Norm) -> nn.Module:
-    """The shortcut of a block whose output is shaped unlike its input; otherwise the identity."""
-    if stride == 1 and in_channels == out_channels:
+def _projection(
+    in_channels: int, out_channels: int, stride: int, norm: Norm, always: bool = False
+) -> nn.Module:
+    """The shortcut of a block whose output is shaped unlike its input; otherwise, unless ``always``, the identity."""
+    if stride == 1 and in_channels == out_channels and not always:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), norm(out_channels))
 
@@ -191,13 +193,21 @@ def resnet18(
     blocks: Sequence[int] = (2, 2, 2, 2),
     norm: str = "batch",
     groups: int = 4,
+    project: bool = False,
 ) -> nn.Module:
     """ResNet-18 with a 3x3 stem for small images: FjORD, FLANC.
 
     ``widths`` are those of the four stages and leave the ``stem`` alone, as FLANC's do; where stem and first
-    stage differ, the first block gets a projection.
+    stage differ, the first block gets a projection. With ``project`` it always has one: then the first stage can be
+    cut without its stem.
     """
-    return _resnet("resnet18", BasicBlock, input_shape, num_classes, widths, stem, blocks, norm, groups)
+    network = _resnet("resnet18", BasicBlock, input_shape, num_classes, widths, stem, blocks, norm, groups)
+    if project:
+        first = network.get_submodule("stages.0.0")
+        first.shortcut = _projection(
+            stem, widths[0], 1, lambda n: normalisation(norm, n, groups), always=True
+        )
+    return network
 
 
 @register("resnet50")

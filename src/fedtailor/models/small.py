@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import nn
@@ -46,15 +47,23 @@ def mnist_cnn(
 
 @register("flanc-cnn")
 def flanc_cnn(
-    *, input_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (128, 128), stem: int = 64
+    *,
+    input_shape: Sequence[int],
+    num_classes: int,
+    channels: Sequence[int] = (128, 128),
+    stem: int = 64,
+    shrink: int = 1,
 ) -> nn.Module:
     """FLANC's Fashion-MNIST CNN: three 3x3 convolutions, two pools, one linear layer.
 
-    ``channels`` leave the ``stem`` convolution alone, as FLANC's widths do.
+    ``channels`` leave the ``stem`` convolution alone, as FLANC's widths do. ``shrink`` averages squares of so many
+    pixels in front of everything: a quarter of the work for 2.
     """
     first, second = wholes("channels", channels, count=2)
     stem = whole("stem", stem)
-    in_channels, height, width = image_shape("flanc-cnn", input_shape, smallest=4)
+    shrink = whole("shrink", shrink)
+    in_channels, height, width = image_shape("flanc-cnn", input_shape, smallest=4 * shrink)
+    height, width = height // shrink, width // shrink
     features = nn.Sequential(
         nn.Conv2d(in_channels, stem, 3, padding=1),  # no activation after the stem, as in FLANC's code
         nn.Conv2d(stem, first, 3, padding=1),
@@ -64,7 +73,8 @@ def flanc_cnn(
         nn.ReLU(),
         nn.MaxPool2d(2),
     )
-    return ConvNet(features, nn.Linear(second * (height // 4) * (width // 4), num_classes))
+    network = ConvNet(features, nn.Linear(second * (height // 4) * (width // 4), num_classes))
+    return nn.Sequential(OrderedDict(shrink=nn.AvgPool2d(shrink), network=network)) if shrink > 1 else network
 
 
 @register("mlp")

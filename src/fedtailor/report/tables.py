@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fedtailor.report.units import short, size
 from fedtailor.run import Run
 
 Row = Mapping[str, Any]
@@ -58,21 +59,19 @@ def comparison_table(title: str, results: Mapping[str, Sequence[Sequence[Row]]])
     first = next(iter(results.values()))[0]
     tiers = list(first[-1]["tiers"])
     metric = next((key for key in first[-1]["tiers"][tiers[0]] if key != "loss"), "loss")
-    table = Table(
-        title=title, title_justify="left", caption=f"{metric} per tier at the end", caption_justify="left"
-    )
+    spread_over = ", mean ± deviation over seeds" if len(next(iter(results.values()))) > 1 else ""
+    caption = f"{metric} per tier at the end{spread_over}"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.add_column("method", overflow="fold", min_width=10)
     for tier in tiers:
         table.add_column(tier, justify="right", no_wrap=True)
     table.add_column("sent", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
     for method, runs in results.items():
         ends = [rows[-1]["tiers"] for rows in runs]
         cells = [spread(metric, [end[tier][metric] for end in ends]) for tier in tiers]
         sums = [totals(rows) for rows in runs]
         sent = statistics.mean(total["bytes_down"] + total["bytes_up"] for total in sums)
-        seconds = statistics.mean(total["seconds"] for total in sums)
-        table.add_row(method, *cells, f"{sent / 1e6:,.0f} MB", f"{seconds:.0f} s")
+        table.add_row(method, *cells, size(sent))
     return table
 
 
@@ -128,12 +127,3 @@ def shown(metric: str, value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{100 * value:.1f} %" if metric.endswith("accuracy") else f"{value:.4g}"
-
-
-def short(count: float) -> str:
-    """``1.56 M``: a count in thousands or millions."""
-    for unit in ("", " k", " M", " G"):
-        if count < 1000:
-            return f"{count:.3g}{unit}"
-        count /= 1000
-    return f"{count:.3g} T"

@@ -1,140 +1,69 @@
-"""What a run had spent when it reached an accuracy: rounds, FLOPs and communicated parameters, as Flado's tables count.
-
-Pure functions over the rows of ``metrics.jsonl`` of any method. Devices of a range of budgets may be given different
-networks; the figures are those of one tier, by default the last, which is the largest.
-"""
+"""What a run had to spend until it was as good as a target: rounds, bytes sent, multiply-accumulates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from fedtailor.errors import FedtailorError
+from fedtailor.server.stopping import less_is_better
 
 Row = Mapping[str, Any]
-
-FLOPS_PER_MAC = 2
-BYTES_PER_PARAMETER = 4
+COSTS = ("bytes", "macs")  # what ``spent`` adds up beside rounds
 
 
-@dataclass(frozen=True)
-class Spent:
-    """All that a run had cost up to an evaluation, and what it was worth."""
+def metric_of(rows: Sequence[Row]) -> str:
+    """What a run is judged by: its first metric that is not the loss.
 
-    round: int
-    macs: int
-    bytes: int  # down and up together
-    value: float  # of the metric
-
-    @property
-    def flops(self) -> int:
-        """A multiplication and an addition for each multiply-accumulate."""
-        return FLOPS_PER_MAC * self.macs
-
-    @property
-    def parameters(self) -> float:
-        """Communicated numbers, as float32."""
-        return self.bytes / BYTES_PER_PARAMETER
-
-    def figures(self) -> dict[str, float]:
-        """As plain data."""
-        return {
-            "round": self.round,
-            "value": self.value,
-            "flops": self.flops,
-            "parameters": self.parameters,
-            "bytes": self.bytes,
-        }
-
-
-def spending(rows: Sequence[Row], metric: str = "accuracy", tier: str | None = None) -> list[Spent]:
-    """The course of a run: one entry per evaluation.
-
-    >>> row = {"round": 1, "macs": 10, "bytes_down": 8, "bytes_up": 4, "tiers": {"all": {"accuracy": 0.5}}}
-    >>> spending([row])
-    [Spent(round=1, macs=10, bytes=12, value=0.5)]
+    >>> metric_of([{"round": 1}, {"round": 2, "tiers": {"0.5": {"loss": 1.2, "accuracy": 0.6}}}])
+    'accuracy'
     """
-    course, macs, sent = [], 0, 0
+    scores = next((next(iter(row["tiers"].values())) for row in rows if row.get("tiers")), {"loss": 0.0})
+    return next((name for name in scores if name != "loss"), "loss")
+
+
+def mean_over_tiers(row: Row, metric: str) -> float:
+    """One number for an evaluated round: every class of device counts the same."""
+    values = [scores[metric] for scores in row["tiers"].values()]
+    return float(sum(values) / len(values))
+
+
+def spent(rows: Sequence[Row]) -> list[dict[str, float]]:
+    """What had been spent after each round, in total: rounds, bytes down and up, multiply-accumulates.
+
+    >>> spent([{"round": n, "bytes_down": 5, "bytes_up": 3, "macs": 7} for n in (1, 2)])
+    [{'rounds': 1, 'bytes': 8, 'macs': 7}, {'rounds': 2, 'bytes': 16, 'macs': 14}]
+    """
+    totals, sent, macs = [], 0, 0
     for row in rows:
-        macs, sent = macs + row["macs"], sent + row["bytes_down"] + row["bytes_up"]
-        if row.get("tiers"):
-            course.append(Spent(row["round"], macs, sent, _value(row["tiers"], metric, tier)))
-    if not course:
-        raise FedtailorError("no row of this run has an evaluation: nothing can be said about its accuracy")
-    return course
+        sent += row["bytes_down"] + row["bytes_up"]
+        macs += row["macs"]
+        totals.append({"rounds": row["round"], "bytes": sent, "macs": macs})
+    return totals
 
 
-def best(course: Sequence[Spent]) -> Spent:
-    """The first evaluation with the highest value, and what it had cost."""
-    return max(course, key=lambda spent: (spent.value, -spent.round))
+def cost_to_reach(rows: Sequence[Row], target: float, metric: str | None = None) -> dict[str, float] | None:
+    """What had been spent at the first evaluation that is as good as the target; None if there is none.
 
-
-def to_reach(course: Sequence[Spent], target: float) -> Spent | None:
-    """What the run had cost when its value was first at least ``target``; None if it never was."""
-    return next((spent for spent in course if spent.value >= target), None)
-
-
-def to_match(course: Sequence[Spent], other: Sequence[Spent]) -> dict[str, float] | None:
-    """What more than the other run this one cost to match the other's best value: below zero is a saving.
-
-    None if it never does.
+    Between evaluations nothing is known, so the answer is late by up to ``evaluate_every`` rounds, never early.
     """
-    aim = best(other)
-    reached = to_reach(course, aim.value)
-    if reached is None:
+    name = metric or metric_of(rows)
+    sign = -1 if less_is_better(name) else 1
+    for row, total in zip(rows, spent(rows), strict=True):
+        if row.get("tiers") and sign * (mean_over_tiers(row, name) - target) >= 0:
+            return total
+    return None
+
+
+def common_target(results: Sequence[Sequence[Row]], metric: str) -> float | None:
+    """The hardest whole per cent (or three digits, for other metrics) that every one of these runs reached."""
+    sign = -1 if less_is_better(metric) else 1
+    best = [
+        max((sign * mean_over_tiers(row, metric) for row in rows if row.get("tiers")), default=math.nan)
+        for rows in results
+    ]
+    worst = min(best, default=math.nan)
+    if not all(map(math.isfinite, best)) or not math.isfinite(worst):
         return None
-    return {
-        "rounds": reached.round - aim.round,
-        "flops": reached.flops - aim.flops,
-        "parameters": reached.parameters - aim.parameters,
-        "bytes": reached.bytes - aim.bytes,
-    }
-
-
-def pareto(points: Mapping[str, Spent]) -> list[str]:
-    """The runs that no other beats in FLOPs and communication at once, by rising FLOPs."""
-    ordered = sorted(points, key=lambda name: (points[name].macs, points[name].bytes))
-    front: list[str] = []
-    for name in ordered:
-        if not front or points[name].bytes < points[front[-1]].bytes:
-            front.append(name)
-    return front
-
-
-def target_table(
-    runs: Mapping[str, Sequence[Row]],
-    allowances: Sequence[float] = (0.05, 0.1),
-    metric: str = "accuracy",
-    tier: str | None = None,
-) -> list[dict[str, Any]]:
-    """Flado's table: methods by rising best value, each against the one before; and the cost of common targets.
-
-    A target is the best value of all methods less an allowance.
-    """
-    courses = {name: spending(rows, metric, tier) for name, rows in runs.items()}
-    order = sorted(courses, key=lambda name: best(courses[name]).value)
-    top = best(courses[order[-1]]).value
-    table = []
-    for place, name in enumerate(order):
-        reached = {f"{top - a:.4g}": to_reach(courses[name], top - a) for a in allowances}
-        table.append(
-            {
-                "method": name,
-                "best": best(courses[name]).figures(),
-                "against": order[place - 1] if place else None,
-                "difference": to_match(courses[name], courses[order[place - 1]]) if place else None,
-                "targets": {target: each.figures() if each else None for target, each in reached.items()},
-            }
-        )
-    return table
-
-
-def _value(tiers: Mapping[str, Mapping[str, float]], metric: str, tier: str | None) -> float:
-    name = list(tiers)[-1] if tier is None else tier
-    if name not in tiers or metric not in tiers[name]:
-        known = ", ".join(tiers)
-        raise FedtailorError(
-            f"tier {name!r} has no {metric!r}: expected one of the tiers {known} and their metrics"
-        )
-    return float(tiers[name][metric])
+    digits = 2 if metric == "accuracy" else 3
+    return float(sign * math.floor(round(worst * 10**digits, 9)) / 10**digits)

@@ -27,7 +27,7 @@ from fedtailor.server.checkpoint import Checkpoint, decode_checkpoint, encode_ch
 from fedtailor.server.fingerprint import Fingerprint, differences, refuse_drift
 from fedtailor.server.generations import Generation
 from fedtailor.server.interrupt import Interrupted, Request, stop_requests
-from fedtailor.server.run_folder import CHECKPOINTS, EVENTS, METRICS, Row, RunFolder
+from fedtailor.server.run_folder import CHECKPOINTS, EVENTS, METRICS, NOTES, Row, RunFolder
 from fedtailor.server.storage import (
     LOCK,
     PART,
@@ -35,6 +35,7 @@ from fedtailor.server.storage import (
     append_file,
     disk_errors,
     in_use,
+    replace_file,
     sync_file,
     sync_folder,
     truncate_file,
@@ -116,7 +117,7 @@ class Journal:
         _remove_strays(path)
         try:
             with disk_errors(path, 0):
-                for name, text in {**texts, LOCK: "", METRICS: ""}.items():
+                for name, text in {**texts, LOCK: "", METRICS: "", NOTES: ""}.items():
                     write_file(part / name, [text.encode()])
                 (part / CHECKPOINTS).mkdir()
             journal = cls(RunFolder(part), Lock(part), None)
@@ -185,6 +186,8 @@ class Journal:
             generations.clean(path / CHECKPOINTS)
             self._prune(self._at)
             truncate_file(path / METRICS, generation.header["metrics_size"])
+            notes = [note for note in self.folder.notes() if note["round"] <= generation.round]
+            replace_file(path / NOTES, [b"".join(json.dumps(note).encode() + b"\n" for note in notes)])
             append_file(path / EVENTS, b"\n")  # ends a line that was cut short
         kept = (path / METRICS).read_bytes()
         self._metrics, self._metrics_size = hashlib.sha256(kept), len(kept)
@@ -203,9 +206,11 @@ class Journal:
 
     def record(self, row: Row, at: Checkpoint) -> None:
         """Add a round: its metrics row, and its state where that is due."""
-        metrics = {key: value for key, value in row.items() if key != "seconds"}
+        metrics = {key: value for key, value in row.items() if key not in ("seconds", "notes")}
         line = json.dumps(metrics).encode() + b"\n"
         with self._advice():
+            if "notes" in row:  # first, so that a round that is saved has its line
+                append_file(self.folder.path / NOTES, json.dumps(row["notes"]).encode() + b"\n")
             append_file(self.folder.path / METRICS, line)
         self._metrics.update(line)
         self._metrics_size += len(line)
@@ -230,6 +235,7 @@ class Journal:
             "fingerprint": self._fingerprint,
         }
         with self._advice():
+            sync_file(self.folder.path / NOTES)
             sync_file(self.folder.path / METRICS)  # before the generation that counts its bytes
             digest = generations.save(folder, header, encode_checkpoint(at))
             self._saved = (at.state.round, digest)

@@ -31,6 +31,7 @@ from fedtailor.server.checking import check_answers
 from fedtailor.server.checkpoint import Checkpoint, settle
 from fedtailor.server.evaluation import calibrate, evaluate_clients, evaluate_tiers
 from fedtailor.server.faults import Timely, Try
+from fedtailor.server.notes import round_notes
 from fedtailor.server.sampling import sample
 from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
@@ -102,6 +103,7 @@ def run_rounds(
             row["best_round"] = best.round
         row["resting"] = len(faults.resting(strikes, settings.engine))
         at = at.after(state, tries[-1].updates, best, strikes)
+        row["notes"] = round_notes(method, state, tries[-1].updates, model)
         on_round({**row, "seconds": round(time.monotonic() - started, 4)}, at)
     return at
 

@@ -3,8 +3,11 @@
 config.toml            the settings with every default filled in
 environment.json       versions and machine, for the record
 metrics.jsonl          one row per round; depends on the settings alone, so a resumed run has the same bytes
+setup.json             tiers, data of each client, axes of every weight: for reports (see notes.py)
+notes.jsonl            one line per round for reports: which units were trained, what the method has to show
 events.jsonl           what happened when: starts, resumes, seconds of each round
 checkpoints/           the last generations of the state and the best one (see generations.py)
+diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
 weights.safetensors    the result; there when the run has come to its end
 run.lock               locked while a run writes here
 """
@@ -27,8 +30,11 @@ from fedtailor.server.storage import replace_file
 CONFIG = "config.toml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
+SETUP = "setup.json"
+NOTES = "notes.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
+DIAGNOSTICS = "diagnostics.safetensors"
 WEIGHTS = "weights.safetensors"
 
 Row = dict[str, Any]
@@ -64,6 +70,12 @@ class RunFolder:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
         return [event for event in map(_parsed, lines) if event]
 
+    def notes(self) -> list[Row]:
+        """What the rounds left for a report; a line that is being written is left out."""
+        file = self.path / NOTES
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        return [note for note in map(_parsed, lines) if note]
+
     def save_weights(self, weights: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
         """Write the final weights: all of them, or none."""
         values = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
@@ -71,11 +83,24 @@ class RunFolder:
 
     def load_weights(self) -> dict[str, Tensor]:
         """The final weights."""
-        file = self.path / WEIGHTS
-        try:
-            return load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise FedtailorError(f"{file} cannot be read: {error}") from error
+        return _tensors(self.path / WEIGHTS)
+
+    def save_diagnostics(self, tables: Mapping[str, Tensor]) -> None:
+        """Write what a method has to show: all of it, or nothing."""
+        values = {name: value.detach().cpu().contiguous() for name, value in tables.items()}
+        replace_file(self.path / DIAGNOSTICS, [save(values)])
+
+    def load_diagnostics(self) -> dict[str, Tensor]:
+        """What the method had to show; nothing where it had not."""
+        file = self.path / DIAGNOSTICS
+        return _tensors(file) if file.is_file() else {}
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise FedtailorError(f"{file} cannot be read: {error}") from error
 
 
 def _parsed(line: str) -> Row:

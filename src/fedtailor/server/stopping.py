@@ -52,7 +52,7 @@ class Stopping:
     def judge(self, best: Best | None, round: int, tiers: Tiers) -> Best:
         """The best evaluation after this one; of equal ones the earlier stays."""
         name, value = self._value(tiers)
-        sign = -1 if self.goal == "min" or (self.goal == "auto" and _less_is_better(name)) else 1
+        sign = -1 if self.goal == "min" or (self.goal == "auto" and less_is_better(name)) else 1
         if best is None or math.isnan(best.value):
             return Best(round, value)
         gained = sign * (value - best.value)  # NaN is never better
@@ -80,5 +80,6 @@ class Stopping:
         return name, sum(values) / len(values)
 
 
-def _less_is_better(metric: str) -> bool:
+def less_is_better(metric: str) -> bool:
+    """Whether a metric of this name should be small."""
     return any(word in metric.lower() for word in ("loss", "error", "perplexity"))

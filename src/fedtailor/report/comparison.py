@@ -1,0 +1,146 @@
+"""Methods side by side: means over seeds, what a target cost, and which differences are more than noise."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fedtailor.report.differences import Difference, paired, what_seeds_can_tell
+from fedtailor.report.tables import comparison_rows, comparison_table, join_by_tier, shown, totals
+from fedtailor.report.targets import common_target, cost_to_reach, mean_over_tiers, metric_of
+from fedtailor.report.units import short, size
+
+if TYPE_CHECKING:
+    from fedtailor.config import RunConfig
+    from fedtailor.sweep.plan import Cell, PlannedRun
+
+Row = Mapping[str, Any]
+Results = Mapping[str, Sequence[Sequence[Row]]]  # method -> seed -> rows
+
+
+def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Sequence[Row]]]]:
+    """The rows of finished runs: cell of the grid -> method -> one list of rows per seed."""
+    parts: dict[tuple[Cell, str, int], dict[str, Sequence[Row]]] = {}
+    for run in runs:
+        rows = with_ending(run.folder.rows(), run.config)
+        parts.setdefault((run.cell, run.label, run.seed), {})[run.tier] = rows
+    results: dict[Cell, dict[str, list[Sequence[Row]]]] = {}
+    for (cell, label, _seed), by_tier in parts.items():
+        results.setdefault(cell, {}).setdefault(label, []).append(join_by_tier(by_tier))
+    return results
+
+
+def with_ending(rows: list[dict[str, Any]], config: RunConfig) -> list[dict[str, Any]]:
+    """The rows, the last of them with the figures of the round that the run ended with."""
+    last = rows[-1]
+    if config.stopping.restore_best:
+        best = next(row for row in rows if row["round"] == last["best_round"])
+        last = {**last, "tiers": best["tiers"]}
+    return [*rows[:-1], last]
+
+
+def target_of(results: Results, per_cent: float | None) -> tuple[str, float | None]:
+    """The metric that methods are judged by, and the value to reach: given, or one that every run reached."""
+    every = [rows for runs in results.values() for rows in runs]
+    metric = metric_of(every[0])
+    if per_cent is None:
+        return metric, common_target(every, metric)
+    return metric, per_cent / 100 if metric == "accuracy" else per_cent
+
+
+def costs_to_reach(results: Results, target: float, metric: str) -> dict[str, dict[str, Any]]:
+    """For each method: the mean cost over the seeds that reached the target, and how many did."""
+    answer: dict[str, dict[str, Any]] = {}
+    for method, runs in results.items():
+        costs = [cost for rows in runs if (cost := cost_to_reach(rows, target, metric)) is not None]
+        means = {key: statistics.mean(cost[key] for cost in costs) for key in costs[0]} if costs else {}
+        flops = {"flops": 2 * means["macs"]} if costs else {}
+        answer[method] = {"reached": len(costs), "seeds": len(runs), **means, **flops}
+    return answer
+
+
+def differences(results: Results, metric: str) -> dict[str, Difference]:
+    """Every method against the first one: the mean over tiers at the end, paired by seed."""
+    ends = {method: [mean_over_tiers(rows[-1], metric) for rows in runs] for method, runs in results.items()}
+    first, *others = ends
+    return {method: paired(ends[first], ends[method]) for method in others}
+
+
+def comparison_data(results: Results, per_cent: float | None = None) -> dict[str, Any]:
+    """All of it as plain data."""
+    metric, target = target_of(results, per_cent)
+    answer: dict[str, Any] = {"methods": comparison_rows(results), "metric": metric, "target": target}
+    if target is not None:
+        answer["to_target"] = costs_to_reach(results, target, metric)
+    answer["differences"] = {
+        "against": next(iter(results)),
+        "methods": {
+            method: {
+                "mean": found.mean,
+                "deviation": found.deviation,
+                "half_width": found.half_width,
+                "beyond_noise": found.beyond_noise,
+                "verdict": found.verdict,
+            }
+            for method, found in differences(results, metric).items()
+        },
+    }
+    return answer
+
+
+def comparison_tables(title: str, results: Results, per_cent: float | None = None) -> Iterator[Table | Text]:
+    """For a terminal."""
+    metric, target = target_of(results, per_cent)
+    yield comparison_table(title, results)
+    yield _cost_table(results, target, metric)
+    if len(results) > 1:
+        yield from _difference_table(results, metric)
+
+
+def _cost_table(results: Results, target: float | None, metric: str) -> Table:
+    costs = costs_to_reach(results, target, metric) if target is not None else {}
+    title = "Cost in all; one multiply-accumulate is two FLOPs"
+    if target is not None:
+        title = f"Cost in all and to reach {metric} {shown(metric, target)} (mean over tiers)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("method", overflow="fold", min_width=10)
+    for column in ("FLOPs", "time", *(("rounds to", "sent to", "FLOPs to", "seeds") if costs else ())):
+        table.add_column(column, justify="right", no_wrap=True)
+    for method, runs in results.items():
+        sums = [totals(rows) for rows in runs]
+        cells = [short(2 * statistics.mean(total["macs"] for total in sums))]
+        cells.append(f"{statistics.mean(total['seconds'] for total in sums):.0f} s")
+        cost = costs.get(method)
+        if cost is not None and cost["reached"]:
+            cells += [f"{cost['rounds']:.3g}", size(cost["bytes"]), short(cost["flops"])]
+        elif cost is not None:
+            cells += ["-", "-", "-"]
+        cells += [f"{cost['reached']} of {cost['seeds']}"] if cost is not None else []
+        table.add_row(method, *cells)
+    return table
+
+
+def _difference_table(results: Results, metric: str) -> Iterator[Table | Text]:
+    first = next(iter(results))
+    table = Table(title=f"Against {first}: {metric}, mean over tiers, same seeds", title_justify="left")
+    table.add_column("method", overflow="fold", min_width=10)
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    found = differences(results, metric)
+    for method, difference in found.items():
+        table.add_row(method, with_interval(metric, difference), difference.verdict)
+    yield table
+    yield Text(what_seeds_can_tell(len(results[first]), len(found)))
+
+
+def with_interval(metric: str, difference: Difference) -> str:
+    """``+1.2 ± 0.8 points``: the mean and its 95 % interval."""
+    factor, unit, digits = (100, " points", 2) if metric == "accuracy" else (1, "", 4)
+    text = f"{factor * difference.mean:+.{digits}f}"
+    if difference.half_width is not None:
+        text += f" ± {factor * difference.half_width:.{digits}f}"
+    return text + unit

@@ -1,0 +1,113 @@
+"""A page that follows a run, served on this machine only and made from the run folder alone.
+
+The run knows nothing of it: a finished or crashed run is shown in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from fedtailor.errors import FedtailorError
+from fedtailor.report.folders import read_runs
+from fedtailor.report.page import chart_data, page, require_charts
+from fedtailor.report.panel import Panel, RunRecord
+from fedtailor.report.panels import all_panels
+
+LOOPBACK = "127.0.0.1"
+WAITING = "waiting for the first round"
+
+
+def look(path: Path) -> tuple[str, list[Panel]]:
+    """How the run stands, in words, and its panels."""
+    try:
+        runs = read_runs([path])
+    except FedtailorError:
+        runs = []  # not begun
+    if not runs:
+        return WAITING, []
+    return "; ".join(map(_state, runs[:4])) + ("; ..." if len(runs) > 4 else ""), all_panels(runs)
+
+
+def _state(run: RunRecord) -> str:
+    rounds = run.config.get("rounds")
+    done = f"round {run.rows[-1]['round']}" + (f" of {rounds}" if rounds else "")
+    return f"{run.label}, seed {run.seed}: {run.state}, {done}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        """Two addresses: the page, and its data."""
+        # A page of another site that had its name point here would send its own name.
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        if host not in (LOOPBACK, "localhost"):
+            self._send(403, "text/plain", b"only for this machine")
+        elif self.path == "/":
+            state, panels = look(self.server.path)
+            title = f"{self.server.path.resolve().name} (live)"
+            text = page(title, panels or [Panel("waiting", "Nothing yet", state)], live=True)
+            self._send(200, "text/html; charset=utf-8", text.encode())
+        elif self.path == "/data.json":
+            self._send_data()
+        else:
+            self._send(404, "text/plain", b"not here")
+
+    def _send_data(self) -> None:
+        state, panels = look(self.server.path)
+        body = json.dumps({"state": state, "charts": chart_data(panels)}).encode()
+        tag = f'"{hashlib.blake2b(body, digest_size=8).hexdigest()}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._send(304, "application/json", b"", tag)
+        else:
+            self._send(200, "application/json", body, tag)
+
+    def _send(self, code: int, kind: str, body: bytes, tag: str = "") -> None:
+        self.send_response(code)
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+        for name, value in {**headers, **({"ETag": tag} if tag else {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are nobody's business."""
+
+
+class Server(ThreadingHTTPServer):
+    """Bound to this machine; no other can reach it."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, port: int) -> None:
+        require_charts()
+        self.path = path
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as error:
+            raise FedtailorError(f"--port {port}: {error.strerror or error}; 0 takes any free one") from error
+
+    @property
+    def url(self) -> str:
+        """Where to look."""
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+
+@contextmanager
+def watching(path: Path, port: int = 0) -> Iterator[Server]:
+    """Serve the page in the background for as long as the block runs."""
+    server = Server(path, port)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,165 @@
+// Draws the charts of a report from the data that lies in the page, and lets people switch, filter and download them.
+"use strict";
+(() => {
+  const MOST_ROWS = 300; // of a table in the page; the CSV file has them all
+  let charts = JSON.parse(document.getElementById("charts").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const drawn = new Map(); // chart -> the running Vega view
+  const chosen = new Map(); // chart -> {view, filters}
+
+  const rowsOf = (chart) =>
+    chart.values.length === 0 ? [] : chart.values[0].map((_, row) =>
+      Object.fromEntries(chart.columns.map((name, column) => [name, chart.values[column][row]])));
+
+  const distinct = (chart, name) => [...new Set(chart.values[chart.columns.indexOf(name)])];
+
+  function theme() {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const text = { labelColor: colour("--ink"), titleColor: colour("--ink"), labelFontSize: 12, titleFontSize: 12 };
+    const category = dark.matches
+      ? ["#56b4e9", "#e69f00", "#00c798", "#ff8fc7", "#f0e442", "#ff7f50", "#b8a1ff", "#c9d1d9"]
+      : ["#0072b2", "#b35900", "#00785a", "#a3447f", "#6b5b00", "#c0392b", "#5b4bb5", "#444c56"];
+    return {
+      background: "transparent", font: "system-ui, sans-serif",
+      axis: { ...text, gridColor: colour("--line"), domainColor: colour("--line"), tickColor: colour("--line") },
+      legend: { ...text, orient: "bottom", columns: window.innerWidth < 600 ? 1 : 4, labelLimit: 240 },
+      view: { stroke: "transparent" }, rule: { color: colour("--soft") }, range: { category },
+    };
+  }
+
+  function shownRows(key) {
+    const { filters } = chosen.get(key);
+    return rowsOf(charts[key]).filter((row) =>
+      Object.entries(filters).every(([name, value]) => String(row[name]) === value));
+  }
+
+  async function draw(figure) {
+    const key = figure.dataset.chart, chart = charts[key], picture = figure.querySelector(".picture");
+    const { view } = chosen.get(key);
+    const spec = {
+      ...chart.views[view], description: `${chart.title}. ${chart.text}`, config: theme(), width: "container",
+      autosize: { type: "fit-x", contains: "padding" }, data: { values: shownRows(key) },
+    };
+    drawn.get(key)?.finalize();
+    const result = await vegaEmbed(picture, spec, { renderer: "svg", actions: false });
+    drawn.set(key, result);
+    // The marks of large charts would be thousands of stops for a screen reader: the table is for that.
+    const svg = picture.querySelector("svg");
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", `${chart.title}, by ${view}`);
+    for (const inner of svg.querySelectorAll("[role],[aria-label],[aria-roledescription]")) {
+      for (const name of ["role", "aria-label", "aria-roledescription"]) inner.removeAttribute(name);
+    }
+    picture.dataset.drawn = "true";
+  }
+
+  function control(label, values, pick) {
+    const wrapper = document.createElement("label"), select = document.createElement("select");
+    wrapper.append(`${label} `, select);
+    for (const value of values) select.add(new Option(String(value), String(value)));
+    select.addEventListener("change", () => pick(select.value));
+    return wrapper;
+  }
+
+  function equip(figure) {
+    const key = figure.dataset.chart, chart = charts[key], views = Object.keys(chart.views);
+    const filters = Object.fromEntries(chart.filters.map((name) => [name, String(distinct(chart, name)[0])]));
+    chosen.set(key, { view: views[0], filters });
+    const controls = figure.querySelector(".controls"), actions = figure.querySelector(".actions");
+    const again = () => { draw(figure); fill(); };
+    if (views.length > 1) {
+      controls.append(control("against", views, (value) => { chosen.get(key).view = value; again(); }));
+    }
+    for (const name of chart.filters) {
+      controls.append(control(name, distinct(chart, name), (value) => { filters[name] = value; again(); }));
+    }
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Download CSV";
+    button.setAttribute("aria-label", `Download the data of ${chart.title} as CSV`);
+    button.addEventListener("click", () => download(`${key}.csv`, csv(charts[key])));
+    const details = document.createElement("details"), summary = document.createElement("summary");
+    summary.textContent = "Show as a table";
+    details.append(summary);
+    const fill = () => {
+      details.querySelector("div")?.remove();
+      if (details.open) details.append(table(chart.title, charts[key].columns, shownRows(key)));
+    };
+    details.addEventListener("toggle", fill);
+    actions.append(button, details);
+  }
+
+  function table(caption, columns, rows) {
+    const outer = document.createElement("div"), inner = document.createElement("table");
+    outer.className = "scroll";
+    outer.tabIndex = 0;
+    outer.setAttribute("role", "region");
+    outer.setAttribute("aria-label", caption);
+    const more = rows.length > MOST_ROWS ? `, the first ${MOST_ROWS} of ${rows.length} rows` : "";
+    inner.createCaption().textContent = caption + more;
+    const head = inner.createTHead().insertRow();
+    for (const name of columns) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = name;
+      head.append(cell);
+    }
+    const body = inner.createTBody();
+    for (const row of rows.slice(0, MOST_ROWS)) {
+      const line = body.insertRow();
+      for (const name of columns) line.insertCell().textContent = row[name] ?? "";
+    }
+    outer.append(inner);
+    return outer;
+  }
+
+  function csv(chart) {
+    const quoted = (value) => {
+      const text = value === null || value === undefined ? "" : String(value);
+      return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    };
+    const lines = rowsOf(chart).map((row) => chart.columns.map((name) => quoted(row[name])).join(","));
+    return [chart.columns.map(quoted).join(","), ...lines].join("\r\n") + "\r\n";
+  }
+
+  function download(name, text) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  const figures = [...document.querySelectorAll("figure[data-chart]")];
+  async function drawAll() {
+    for (const figure of figures) await draw(figure);
+    document.body.dataset.ready = "true";
+  }
+
+  async function follow() {
+    const state = document.getElementById("state");
+    let known = "";
+    for (;;) {
+      try {
+        const answer = await fetch("data.json", { headers: { "If-None-Match": known }, cache: "no-store" });
+        if (answer.status === 200) {
+          const news = await answer.json();
+          known = answer.headers.get("ETag") ?? "";
+          state.textContent = news.state;
+          const same = Object.keys(news.charts).every((key) => key in charts);
+          if (!same || Object.keys(news.charts).length !== figures.length) return location.reload();
+          charts = news.charts;
+          await drawAll();
+        }
+      } catch (error) {
+        state.textContent = `no connection to fedtailor watch (${error.message})`;
+      }
+      await new Promise((done) => setTimeout(done, 2000));
+    }
+  }
+
+  figures.forEach(equip);
+  drawAll().then(() => { if (document.body.dataset.live) follow(); });
+  dark.addEventListener("change", drawAll);
+})();

@@ -1,0 +1,126 @@
+"""What a report wants to know and no computation reads: who trained which units, and what a method wants to show.
+
+setup.json     written once: tiers, data of each client, axes of every weight
+notes.jsonl    one line per round: {"round", "cuts", "method"}
+
+``cuts`` counts equal cuts: units of each group as text (``0-15,20``), groups that are held whole are left out. Weights
+with a tag of their own (``conv1.weight@base3``) are counted by tag. ``method`` is what the method's ``notes`` returned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from fedtailor.data import picture
+from fedtailor.data.federated import FederatedData
+from fedtailor.elastic.model import ElasticModel
+from fedtailor.fleet import Fleet
+from fedtailor.method import Method
+from fedtailor.round import ServerState, Update
+
+MOST_CLIENTS = 200  # whose data is described one by one
+
+
+@runtime_checkable
+class TakesNotes(Protocol):
+    """A method that has something to show: plain values (numbers, text, lists, dicts), small, after every round."""
+
+    def notes(
+        self, state: ServerState, updates: Sequence[Update], model: ElasticModel
+    ) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """A method that has tables to show about a finished run, for a report: they are written beside the weights."""
+
+    def diagnostics(self, state: ServerState, model: ElasticModel) -> dict[str, Tensor]:
+        """The tables by name."""
+        ...
+
+
+def round_notes(
+    method: Method, state: ServerState, updates: Sequence[Update], model: ElasticModel
+) -> dict[str, Any]:
+    """The line of one round; ``state`` is the one after it."""
+    counted: Counter[tuple[tuple[tuple[str, str], ...], tuple[str, ...]]] = Counter()
+    for update in updates:
+        channels = tuple((group, as_text(units)) for group, units in update.patch.cut.key)
+        weights = [name for name, value in update.patch.values.items() if value.dim() >= 2]
+        tags = sorted({name.rpartition("@")[2] for name in weights if "@" in name})
+        counted[channels, tuple(tags)] += 1
+    cuts = [
+        {"count": count, "channels": dict(channels), "tags": list(tags)}
+        for (channels, tags), count in sorted(counted.items())
+    ]
+    own = dict(method.notes(state, updates, model)) if isinstance(method, TakesNotes) else {}
+    return {"round": state.round, "cuts": cuts, **({"method": own} if own else {})}
+
+
+def describe_setup(method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet) -> dict[str, Any]:
+    """What a run starts from, as far as a report shows it."""
+    tiers = []
+    for tier, clients in zip(fleet.tiers, fleet.counts(data.num_clients), strict=True):
+        cut = method.cut_for(tier.budget, model)
+        cost = model.cost(cut)
+        width = None if tier.budget.width is None else float(tier.budget.width)
+        budget = str(tier.budget)
+        tiers.append(
+            {
+                "name": tier.name,
+                "clients": int(clients),
+                "width": width,
+                "budget": budget,
+                "params": cost.params,
+                "macs": cost.macs,
+            }
+        )
+    weights = {name: value for name, value in model.weights().items() if value.dim() >= 2}
+    layers = {
+        name: [
+            {"length": e.length, "axes": [[a.group, a.offset, a.repeat, a.blocks, a.stride] for a in e.axes]}
+            for e in model.groups.extents[name][:2]
+        ]
+        for name in weights
+        if name in model.groups.extents
+    }
+    return {
+        "tiers": tiers,
+        "data": {**picture.overview(data), "rows": picture.rows(data, MOST_CLIENTS)},
+        "groups": dict(model.groups.widths),
+        "layers": layers,
+    }
+
+
+def as_text(units: Iterable[int]) -> str:
+    """Units as ranges.
+
+    >>> as_text([0, 1, 2, 7, 9, 10])
+    '0-2,7,9-10'
+    """
+    if isinstance(units, range) and units.step == 1:
+        return f"{units.start}-{units.stop - 1}" if len(units) > 1 else str(units.start)
+    parts: list[list[int]] = []
+    for unit in units:
+        if parts and unit == parts[-1][1] + 1:
+            parts[-1][1] = unit
+        else:
+            parts.append([unit, unit])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def from_text(text: str) -> list[int]:
+    """The units of ``as_text``.
+
+    >>> from_text("0-2,7")
+    [0, 1, 2, 7]
+    """
+    units: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        units.extend(range(int(first), int(last or first) + 1))
+    return units

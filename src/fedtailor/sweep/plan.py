@@ -1,0 +1,198 @@
+"""Which runs a comparison consists of: methods x seeds x grid, one folder each; a plan is plain data.
+
+Runs of one seed and one cell of the grid share everything but the method: split, fleet, cohorts, starting weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedtailor.config import RunConfig, load_config, to_toml
+from fedtailor.errors import FedtailorError, require
+from fedtailor.fleet import Tier
+from fedtailor.fleet.names import build_fleet
+from fedtailor.server.run_folder import CONFIG, RunFolder
+from fedtailor.server.storage import replace_file
+
+COMPARISON = "comparison.json"
+
+Cell = tuple[tuple[str, str], ...]  # the grid's settings of a run: (("data.alpha", "0.5"),)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a comparison and where it lives."""
+
+    label: str  # the method as it was asked for: fedavg:width=1/5
+    cell: Cell
+    seed: int
+    tier: str  # of a run for one tier alone (``each``), or ""
+    config: RunConfig
+    folder: RunFolder
+
+    @property
+    def title(self) -> str:
+        """For people: ``heterofl, seed 3, data.alpha=0.5``."""
+        name = self.label if not self.tier else f"{self.label} ({self.tier})"
+        return ", ".join([name, f"seed {self.seed}", *(f"{key}={value}" for key, value in self.cell)])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison before it runs."""
+
+    base: RunConfig
+    folder: Path
+    labels: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[PlannedRun, ...]
+
+    def write(self) -> None:
+        """Leave the plan beside the runs, so that a report knows what belongs together."""
+        runs = [
+            {
+                "folder": str(run.folder.path.relative_to(self.folder)),
+                "label": run.label,
+                "cell": dict(run.cell),
+                "seed": run.seed,
+                "tier": run.tier,
+            }
+            for run in self.runs
+        ]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"name": self.base.name, "runs": runs}, indent=2) + "\n"
+        replace_file(self.folder / COMPARISON, [text.encode()])
+
+
+def make_plan(
+    config: Path, methods: str, seeds: int, grid: Sequence[str], overrides: Sequence[str], runs: Path
+) -> Plan:
+    """Check everything that was asked for, before anything runs or is written."""
+    require(seeds >= 1, "--seeds", seeds, "at least 1")
+    labels = split_list(methods)
+    require(len(labels) > 0, "--methods", methods, "at least one name, such as heterofl,fedavg")
+    require(len(set(labels)) == len(labels), "--methods", methods, "every method once")
+    base = load_config(config, overrides)
+    folder = runs / base.name
+    cells = grid_cells(grid)
+    numbers = tuple(base.seed + number for number in range(seeds))
+    planned = []
+    for cell, label, seed in itertools.product(cells, labels, numbers):
+        settings = [*overrides, *(f"{key}={value}" for key, value in cell)]
+        tiers = build_fleet(load_config(config, settings).fleet).tiers
+        for tier, spec in one_per_tier(label, tiers).items():
+            chosen = load_config(config, [*settings, *method_overrides(spec, seed)])
+            place = folder.joinpath(*_cell_folder(cell)) / chosen.name
+            planned.append(PlannedRun(label, cell, seed, tier, chosen, RunFolder(place)))
+    plan = Plan(base, folder, tuple(labels), cells, numbers, tuple(planned))
+    _refuse_shared_folders(plan)
+    return plan
+
+
+def split_list(text: str) -> list[str]:
+    """Parts between commas; commas inside brackets and quotes belong to a part.
+
+    >>> split_list("heterofl, fedavg:width=1/5"), split_list("[4, 8],[16, 32]")
+    (['heterofl', 'fedavg:width=1/5'], ['[4, 8]', '[16, 32]'])
+    """
+    parts, depth, quoted, start = [], 0, "", 0
+    for place, character in enumerate(text):
+        if quoted:
+            quoted = "" if character == quoted else quoted
+        elif character in "\"'":
+            quoted = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def grid_cells(grid: Sequence[str]) -> tuple[Cell, ...]:
+    """All combinations of the grid's values; without a grid one empty cell.
+
+    >>> grid_cells(["data.alpha=0.1,1"])
+    ((('data.alpha', '0.1'),), (('data.alpha', '1'),))
+    """
+    axes: dict[str, list[str]] = {}
+    for text in grid:
+        key, equals, values = text.partition("=")
+        listed, key = split_list(values), key.strip()
+        require(bool(equals and key and listed), "--grid", text, "key=value,value, such as data.alpha=0.1,1")
+        require(len(set(listed)) == len(listed), "--grid", text, "every value once")
+        require(key not in axes, "--grid", key, "every key once")
+        taken = key in ("seed", "name") or key.split(".")[0] == "method"
+        require(
+            not taken, "--grid", key, "another key: seeds are --seeds, methods and their settings --methods"
+        )
+        axes[key] = listed
+    return tuple(tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+
+
+def one_per_tier(spec: str, tiers: Sequence[Tier]) -> dict[str, str]:
+    """A setting ``each`` stands for every tier's width: one run for each tier, which together are one row."""
+    if not any(setting.endswith("=each") for setting in spec.split(":")[1:]):
+        return {"": spec}
+    if any(tier.budget.width is None for tier in tiers):
+        raise FedtailorError(
+            f"--methods {spec!r}: each needs a fleet whose tiers have widths, such as uniform-5"
+        )
+    return {tier.name: spec.replace("=each", f"={tier.budget.width}") for tier in tiers}
+
+
+def method_overrides(spec: str, seed: int) -> list[str]:
+    """``fedavg:width=1/5`` as config overrides; settings of the file's own method are dropped with it."""
+    name, *settings = spec.split(":")
+    for setting in settings:
+        if "=" not in setting:
+            raise FedtailorError(f"--methods {spec!r}: expected name:key=value, such as fedavg:width=1/5")
+    pairs = "".join(
+        f", {key} = {_value(value)}" for key, _, value in (text.partition("=") for text in settings)
+    )
+    return [f'method={{name = "{name}"{pairs}}}', f"seed={seed}", f'name="{_plain(spec)}-seed{seed}"']
+
+
+def is_same(run: PlannedRun) -> bool:
+    """Whether the folder holds this run. How many processes work changes no result and is not compared."""
+    return _comparable(load_config(run.folder.path / CONFIG)) == _comparable(run.config)
+
+
+def _comparable(config: RunConfig) -> str:
+    return to_toml(replace(config, engine=replace(config.engine, workers="auto")))
+
+
+def _value(text: str) -> str:
+    """A setting as TOML: numbers and booleans as they are, everything else as a string."""
+    try:
+        tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return f'"{text}"'
+    return text
+
+
+def _plain(text: str) -> str:
+    return "".join(character if character.isalnum() or character in "-_." else "-" for character in text)
+
+
+def _cell_folder(cell: Cell) -> tuple[str, ...]:
+    return tuple(_plain(f"{key}-{value}") for key, value in cell)
+
+
+def _refuse_shared_folders(plan: Plan) -> None:
+    """``a:b=1/2`` and ``a:b=1-2`` are one name: two runs must not share it."""
+    places: dict[Path, str] = {}
+    for run in plan.runs:
+        other = places.setdefault(run.folder.path, run.title)
+        if other != run.title:
+            raise FedtailorError(
+                f"{run.title!r} and {other!r} would share {run.folder.path}: write one of them another way"
+            )

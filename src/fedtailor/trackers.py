@@ -1,0 +1,115 @@
+"""Where metrics go beside ``metrics.jsonl``, which is always written: TensorBoard, Weights & Biases, MLflow.
+
+A tracker is a context that is called with every row. Nothing here is imported until it is asked for, and nothing is
+sent anywhere unless it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedtailor.errors import FedtailorError, unknown
+
+Row = Mapping[str, Any]
+Log = Callable[[Mapping[str, float], int], None]  # values by name, and the round
+OnRow = Callable[[Row], None]
+Open = Callable[[Path, Mapping[str, Any]], AbstractContextManager[Log]]  # the run's folder and settings
+
+
+def flat(row: Row) -> dict[str, float]:
+    """The numbers of a row under flat names.
+
+    >>> flat({"round": 2, "bytes_up": 7, "refused": {}, "tiers": {"0.5": {"accuracy": 0.9}}})
+    {'bytes_up': 7, 'tier/0.5/accuracy': 0.9}
+    """
+    values = {
+        name: value
+        for name, value in row.items()
+        if name != "round" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    for tier, scores in row.get("tiers", {}).items():
+        values |= {f"tier/{tier}/{metric}": value for metric, value in scores.items()}
+    return values
+
+
+@contextmanager
+def _tensorboard(folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
+    writer = _import("tensorboard").SummaryWriter(str(folder / "tensorboard"))
+
+    def log(values: Mapping[str, float], round: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, round)
+
+    try:
+        writer.add_text("settings", "\n".join(f"    {key} = {value}" for key, value in settings.items()))
+        yield log
+    finally:
+        writer.close()
+
+
+@contextmanager
+def _wandb(folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
+    wandb = _import("wandb")
+    run = wandb.init(project="fedtailor", name=folder.name, dir=str(folder), config=dict(settings))
+
+    def log(values: Mapping[str, float], round: int) -> None:
+        run.log(dict(values), step=round)
+
+    try:
+        yield log
+    finally:
+        run.finish()
+
+
+@contextmanager
+def _mlflow(folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
+    mlflow = _import("mlflow")
+    with mlflow.start_run(run_name=folder.name):
+        mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
+
+        def log(values: Mapping[str, float], round: int) -> None:
+            mlflow.log_metrics(dict(values), step=round)
+
+        yield log
+
+
+TRACKERS: dict[str, Open] = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+
+
+@contextmanager
+def tracking(
+    names: Sequence[str], folder: Path, settings: Mapping[str, Any], on_row: OnRow
+) -> Iterator[OnRow]:
+    """``on_row`` that also tells these trackers, which are closed with the block, also after an error.
+
+    A tracker that is not installed is refused at once; it is opened with the first row, when the folder is there.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+        _import(name)
+    logs: list[Log] = []
+    with ExitStack() as opened:
+
+        def tell(row: Row) -> None:
+            on_row(row)
+            if not logs:
+                logs.extend(opened.enter_context(TRACKERS[name](folder, settings)) for name in names)
+            for log in logs:
+                log(flat(row), row["round"])
+
+        yield tell
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(MODULES[name])
+    except ImportError as error:
+        raise FedtailorError(
+            f"--track {name}: it is not installed: pip install 'fedtailor[track-{name}]'"
+        ) from error

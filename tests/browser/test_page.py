@@ -1,0 +1,246 @@
+"""The report and the live page in headless Chromium, as a person would use them: `make test-browser`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from fedtailor.report.export import csv_text
+from fedtailor.report.folders import read_runs
+from fedtailor.report.live import watching
+from fedtailor.report.page import page
+from fedtailor.report.panels import all_panels
+from synthetic_runs import write_run, write_runs
+
+pytestmark = pytest.mark.browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-first-run",
+]  # fmt: skip
+LARGEST_BYTES, LONGEST_SECONDS = 6e6, 2.0
+WIDTHS = (390, 1440)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'fedtailor[browser]'")
+    found = os.environ.get("FEDTAILOR_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.fail(
+            "no browser found: install one (Debian: apt-get install chromium) or name it in FEDTAILOR_BROWSER"
+        )
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=found, args=QUIET)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Five methods x 200 rounds x 3 seeds: the panels, and the file."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    write_runs(folder / "runs")
+    panels = all_panels(read_runs([folder / "runs"]))
+    file = folder / "report.html"
+    file.write_text(page("synthetic", panels), encoding="utf-8")
+    return panels, file
+
+
+class Looking:
+    """An open page, with everything that went wrong on it."""
+
+    def __init__(self, browser, url: str, width: int = 1440, scheme: str = "light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+        )
+        self.page, self.problems, self.requests = self.context.new_page(), [], []
+        self.page.on("console", self._said)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        start = time.monotonic()
+        self.page.goto(url)
+        self.page.wait_for_selector("body[data-ready]", timeout=60_000)
+        self.seconds = time.monotonic() - start
+
+    def _said(self, message) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
+
+    def lines(self, key: str) -> list[str]:
+        """The outlines of what is drawn; names inside a picture change whenever it is drawn anew."""
+        marks = self.page.locator(f"figure[data-chart='{key}'] svg .mark-line path")
+        return [mark.get_attribute("d") for mark in marks.all()]
+
+    def wait_for_other_lines(self, key: str, before: list[str]) -> None:
+        start = time.monotonic()
+        while self.lines(key) == before:
+            assert time.monotonic() - start < 60, f"{key} stays as it was"
+            time.sleep(0.05)
+
+    def __enter__(self) -> Looking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+
+def keys(panels) -> list[str]:
+    return [chart.key for panel in panels for chart in panel.charts]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_drawn_offline_and_fits(browser, report, width, scheme):
+    panels, file = report
+    with Looking(browser, file.as_uri(), width, scheme) as looking:
+        assert looking.problems == []
+        assert looking.requests == [file.as_uri()]
+        assert {"progress", "width", "pareto", "fairness", "coverage", "data", "fedrolex"} <= set(
+            keys(panels)
+        )
+        for key in keys(panels):
+            marks = looking.page.locator(f"figure[data-chart='{key}'] svg .mark-group path").count()
+            assert marks > 0, f"{key} is empty"
+            box = looking.page.locator(f"figure[data-chart='{key}'] svg").bounding_box()
+            assert box["width"] <= width, f"{key} is wider than the screen"
+        assert looking.page.evaluate("document.documentElement.scrollWidth") <= width
+        ground = looking.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 27)")
+
+
+def test_it_is_small_and_opens_fast(browser, report, evidence):
+    _, file = report
+    times = []
+    for _ in range(3):  # the best of three: another program may have been busy
+        with Looking(browser, file.as_uri()) as looking:
+            times.append(looking.seconds)
+    size = file.stat().st_size
+    evidence("report-size", {"bytes": size, "seconds": times})
+    assert size < LARGEST_BYTES
+    assert min(times) < LONGEST_SECONDS
+
+
+def test_axes_and_filters_switch(browser, report):
+    _, file = report
+    with Looking(browser, file.as_uri()) as looking:
+        figure = looking.page.locator("figure[data-chart='progress']")
+        rounds = looking.lines("progress")
+        for view, title in (
+            ("megabytes sent", "megabytes sent, down and up"),
+            ("FLOPs", "gigaFLOPs of all clients"),
+        ):
+            before = looking.lines("progress")
+            figure.get_by_label("against").select_option(view)
+            looking.wait_for_other_lines("progress", before)
+            assert title in figure.locator("svg").text_content()
+        before = looking.lines("progress")
+        figure.get_by_label("against").select_option("rounds")
+        looking.wait_for_other_lines("progress", before)
+        assert looking.lines("progress") == rounds
+        figure.get_by_label("tier").select_option("0.2")
+        looking.wait_for_other_lines("progress", rounds)
+        assert looking.problems == []
+
+
+def test_every_csv_is_the_data(browser, report):
+    panels, file = report
+    with Looking(browser, file.as_uri()) as looking:
+        for chart in (chart for panel in panels for chart in panel.charts):
+            with looking.page.expect_download() as waiting:
+                looking.page.locator(f"figure[data-chart='{chart.key}'] button").click()
+            assert waiting.value.suggested_filename == f"{chart.key}.csv"
+            text = Path(waiting.value.path()).read_text(encoding="utf-8")
+            found = list(csv.DictReader(io.StringIO(text)))
+            wanted = list(csv.DictReader(io.StringIO(csv_text(chart.data))))
+            assert len(found) == len(chart.data)
+            for mine, theirs in zip(found, wanted, strict=True):
+                assert list(mine) == list(theirs)
+                assert [_number(value) for value in mine.values()] == [
+                    _number(value) for value in theirs.values()
+                ]
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_for_assistive_technology(browser, report, width, scheme):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="pip install 'fedtailor[browser]'"
+    )
+    _, file = report
+    with Looking(browser, file.as_uri(), width, scheme) as looking:
+        for summary in looking.page.locator("summary").all():  # tables too
+            summary.click()
+        found = axe.Axe().run(looking.page).response["violations"]
+    serious = [f"{each['id']}: {each['help']}" for each in found if each["impact"] in ("serious", "critical")]
+    assert serious == []
+
+
+def test_the_keyboard_is_enough(browser, report):
+    _, file = report
+    with Looking(browser, file.as_uri()) as looking:
+        looking.page.keyboard.press("Tab")
+        assert looking.page.evaluate("document.activeElement.className") == "skip"
+        looking.page.locator("figure[data-chart='progress'] select").first.focus()
+        looking.page.keyboard.press("ArrowDown")
+        looking.page.wait_for_function(
+            "document.querySelector(\"figure[data-chart='progress'] svg\").getAttribute('aria-label').includes('mega')"
+        )
+        looking.page.locator("figure[data-chart='progress'] summary").focus()
+        looking.page.keyboard.press("Enter")
+        looking.page.wait_for_selector("figure[data-chart='progress'] details table")
+
+
+def test_the_live_page_follows_the_folder(browser, tmp_path):
+    run = write_run(tmp_path / "run", "fjord", 0.9, 1, rounds=5, finished=False)
+    with watching(run) as server, Looking(browser, server.url) as looking:
+        looking.page.wait_for_function("document.getElementById('state').textContent.includes('round 5')")
+        before = looking.lines("progress")
+        rows = (run / "metrics.jsonl").read_text().splitlines()
+        last = {**json.loads(rows[-1]), "round": 6}
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(last) + "\n")
+        looking.page.wait_for_function("document.getElementById('state').textContent.includes('round 6')")
+        looking.page.wait_for_function(
+            "before => document.querySelector(\"figure[data-chart='progress'] svg\").innerHTML !== before",
+            arg=before,
+        )
+        assert looking.problems == []
+        assert all(url.startswith(server.url) for url in looking.requests)
+
+
+def test_a_real_comparison(browser, tmp_path, monkeypatch):
+    """From the command line to the picture: nothing made up."""
+    from fedtailor.cli.report import write_report
+    from fedtailor.run import run_config
+    from fedtailor.sweep.plan import make_plan
+
+    (tmp_path / "real.toml").write_text(
+        'name = "real"\nrounds = 3\nclients_per_round = 3\nevaluate_every = 1\n[data]\nclients = 5\nlimit = 100\n'
+        '[model]\nname = "cnn"\nchannels = [4, 8]\n[fleet]\nname = "uniform-2"\n'
+    )
+    methods = "heterofl,fedrolex,splitmix:base=1/2"
+    plan = make_plan(tmp_path / "real.toml", methods, 2, [], ["engine.workers=0"], tmp_path / "runs")
+    plan.write()
+    for run in plan.runs:
+        run_config(run.config, run.folder.path)
+    write_report([plan.folder], tmp_path / "report.html")
+    with Looking(browser, (tmp_path / "report.html").as_uri(), 390, "dark") as looking:
+        assert looking.problems == []
+        assert looking.page.locator("figure[data-chart] svg").count() >= 7
+        assert "splitmix:base=1/2" in looking.page.locator("#answer").inner_text()

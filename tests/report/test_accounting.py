@@ -1,0 +1,68 @@
+"""Costs to reach and to match, on runs whose figures are written down by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtailor.errors import FedtailorError
+from fedtailor.report.accounting import Spent, best, pareto, spending, target_table, to_match, to_reach
+
+
+def rows_of(values: list[float | None], macs: int = 10, sent: int = 6) -> list[dict]:
+    """One row per value; None is a round without evaluation."""
+    return [
+        {
+            "round": number,
+            "macs": macs,
+            "bytes_down": sent,
+            "bytes_up": 2,
+            **({} if value is None else {"tiers": {"low": {"accuracy": 0.0}, "high": {"accuracy": value}}}),
+        }
+        for number, value in enumerate(values, start=1)
+    ]
+
+
+def test_costs_add_up_over_rounds_without_evaluation_too():
+    course = spending(rows_of([None, 0.5, None, 0.7]))
+    assert course == [Spent(2, 20, 16, 0.5), Spent(4, 40, 32, 0.7)]
+    assert (course[1].flops, course[1].parameters) == (80, 8)
+    assert spending(rows_of([0.5]), tier="low")[0].value == 0
+
+
+def test_the_first_evaluation_at_the_target_counts():
+    course = spending(rows_of([0.1, 0.6, 0.5, 0.6]))
+    assert to_reach(course, 0.5).round == 2
+    assert to_reach(course, 0.6).round == 2
+    assert to_reach(course, 0.61) is None
+    assert best(course).round == 2
+
+
+def test_matching_the_best_of_another_run_is_a_difference():
+    slow, quick = spending(rows_of([0.1, 0.4, 0.5, 0.5])), spending(rows_of([0.6], macs=12, sent=10))
+    assert to_match(quick, slow) == {"rounds": -2, "flops": 24 - 60, "parameters": 3 - 6, "bytes": 12 - 24}
+    assert to_match(slow, quick) is None
+
+
+def test_only_runs_that_nobody_beats_twice_are_on_the_front():
+    points = {
+        "cheap": Spent(1, 10, 90, 1), "even": Spent(1, 50, 50, 1), "beaten": Spent(1, 60, 50, 1),
+        "quiet": Spent(1, 90, 10, 1), "worst": Spent(1, 95, 95, 1),
+    }  # fmt: skip
+    assert pareto(points) == ["cheap", "even", "quiet"]
+
+
+def test_the_table_goes_by_rising_best_value():
+    table = target_table({"b": rows_of([0.2, 0.9]), "a": rows_of([0.5, 0.84])}, allowances=(0.05, 0.1))
+    assert [line["method"] for line in table] == ["a", "b"]
+    assert table[0]["difference"] is None
+    assert table[0]["targets"]["0.85"] is None
+    assert table[0]["targets"]["0.8"]["round"] == 2
+    assert table[1]["against"] == "a"
+    assert table[1]["difference"]["rounds"] == 0
+
+
+def test_bad_input_is_refused_by_name():
+    with pytest.raises(FedtailorError, match="no row of this run has an evaluation"):
+        spending(rows_of([None]))
+    with pytest.raises(FedtailorError, match="tier 'middle' has no 'accuracy'"):
+        spending(rows_of([0.5]), tier="middle")

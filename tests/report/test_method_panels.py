@@ -1,0 +1,81 @@
+"""Panels that methods add, drawn from folders of real short runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedtailor
+from fedtailor.methods import get_method
+from fedtailor.report.folders import read_runs
+from fedtailor.report.panel import Panel, RunRecord, panels_of
+from helpers import image_data, tiny_cnn
+
+SETTINGS = {
+    "flanc": {"widths": [0.5, 1]},
+    "flado": {"sketch": 64},
+    "ofa-fl": {"ratios": [1, 0.3], "trigger": "schedule", "first": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    found = {}
+    for name, settings in SETTINGS.items():
+        found[name] = tmp_path_factory.mktemp(name) / "run"
+        fedtailor.train(
+            tiny_cnn(),
+            image_data(),
+            "flops-0.5-0.9" if name == "flado" else "uniform-2",
+            get_method(name)(**settings),
+            rounds=2,
+            clients_per_round=3,
+            engine={"workers": 0},
+            folder=found[name],
+        )
+    return found
+
+
+def own_panel(method: str, folder: Path) -> tuple[Panel, RunRecord]:
+    (run,) = read_runs([folder])
+    (made,) = [make([run]) for make in panels_of(method)]
+    assert made is not None
+    return made, run
+
+
+def test_flanc_shows_every_product_of_bases_and_every_fragment(folders):
+    shown, run = own_panel("flanc", folders["flanc"])
+    gram, fragments = shown.charts
+    tables = {name.partition("/")[2]: table for name, table in run.tables.items() if name.startswith("gram/")}
+    assert tables
+    assert len(gram.data) == sum(len(table) ** 2 for table in tables.values())
+    for record in gram.data:
+        entry = tables[record["layer"]][record["row"]][record["column"]]
+        assert record["product"] == pytest.approx(entry, abs=1e-4)
+    assert {record["width"] for record in fragments.data} == {"1/2", "1"}
+
+
+def test_flado_shows_the_probabilities_of_every_client_of_a_round(folders):
+    shown, run = own_panel("flado", folders["flado"])
+    (chart,) = shown.charts
+    assert set(chart.views) == {"rounds", "clients"}
+    assert {(record["rounds"], record["client"]) for record in chart.data} == {
+        (row["round"], client) for row in run.rows for client in row["reported"]
+    }
+    assert all(0 < record["probability"] <= 1 for record in chart.data)
+
+
+def test_ofa_shows_scores_and_how_many_networks_there_are(folders):
+    shown, run = own_panel("ofa-fl", folders["ofa-fl"])
+    (chart,) = shown.charts
+    assert [record["networks"] for record in chart.data] == [
+        len(row["supported"]) for row in run.rows for _ in row.get("tiers") or ()
+    ]
+    assert max(record["networks"] for record in chart.data) == 2
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_a_run_with_nothing_to_show_has_no_panel(method):
+    empty = RunRecord("x", "", 1, method, "finished", "nowhere", rows=[])
+    assert [make([empty]) for make in panels_of(method)] == [None]

@@ -1,0 +1,211 @@
+"""What a report says, from run folders alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from fedtailor.errors import FedtailorError
+from fedtailor.methods import fedrolex
+from fedtailor.report import export
+from fedtailor.report.coverage import coverage, never_trained, trained_so_far
+from fedtailor.report.folders import read_runs
+from fedtailor.report.page import page
+from fedtailor.report.panel import Panel, panel, panels_of
+from fedtailor.report.panels import all_panels
+from synthetic_runs import METHODS, TIERS, WIDTH, write_run, write_runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs")
+    write_runs(place, rounds=30, seeds=3)
+    return place
+
+
+@pytest.fixture(scope="module")
+def panels(folder):
+    return {each.key: each for each in all_panels(read_runs([folder]))}
+
+
+def chart(panels, panel, place=0):
+    return panels[panel].charts[place]
+
+
+def test_runs_are_called_by_method_and_seed(folder):
+    runs = read_runs([folder])
+    assert len(runs) == 15
+    assert {run.label for run in runs} == set(METHODS)
+    assert {run.state for run in runs} == {"finished"}
+    assert read_runs([folder / "fjord-seed1", folder / "fjord-seed2"])[1].seed == 2
+
+
+def test_runs_of_one_method_are_told_apart_by_what_differs(tmp_path):
+    for alpha in ("0.1", "5"):
+        place = write_run(tmp_path / f"fjord-{alpha}", "fjord", 0.9, 1, 3)
+        text = (place / "config.toml").read_text().replace("alpha = 0.5", f"alpha = {alpha}")
+        (place / "config.toml").write_text(text)
+    assert [run.label for run in read_runs([tmp_path])] == ["fjord data.alpha=0.1", "fjord data.alpha=5"]
+
+
+def test_the_answer_names_the_best_its_cost_and_its_noise(panels):
+    text = panels["answer"].text
+    assert "Best accuracy over all device classes: fjord" in text
+    assert "fedavg sends least" in text
+    assert "With 3 seeds" in text
+    (_, results), (_, differences) = panels["answer"].tables
+    assert [row["method"] for row in results] == sorted(METHODS)
+    assert {row["verdict"] for row in differences} <= {"larger than noise", "within noise"}
+
+
+def test_the_curve_is_the_mean_over_seeds_of_the_rows(folder, panels):
+    runs = [run for run in read_runs([folder]) if run.label == "fjord"]
+    scores = [100 * run.rows[9]["tiers"]["0.4"]["accuracy"] for run in runs]
+    wanted = {"method": "fjord", "tier": "0.4", "rounds": 10}
+    (found,) = [r for r in chart(panels, "progress").data if all(r[k] == v for k, v in wanted.items())]
+    assert found["score"] == pytest.approx(np.mean(scores), rel=1e-5)
+    assert (found["low"], found["high"]) == pytest.approx((min(scores), max(scores)), rel=1e-5)
+    assert found["megabytes"] == pytest.approx(10 * 0.8)
+    assert found["gigaflops"] == pytest.approx(10 * 2 * 70 * 400_000 / 1e9)
+    assert set(chart(panels, "progress").views) == {
+        "rounds",
+        "megabytes sent",
+        "FLOPs",
+    }  # no clock in these rows
+
+
+def test_simulated_time_appears_where_the_column_exists(tmp_path):
+    place = write_run(tmp_path / "one", "fjord", 0.9, 1, 4)
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    timed = "".join(json.dumps({**row, "simulated_seconds": 1800.0}) + "\n" for row in rows)
+    (place / "metrics.jsonl").write_text(timed)
+    found = {each.key: each for each in all_panels(read_runs([place]))}
+    assert "simulated time" in chart(found, "progress").views
+    assert chart(found, "progress").data[-1]["hours"] == 2.0
+
+
+def test_who_is_beaten_in_both_is_not_on_the_front(panels):
+    found = {record["method"]: record for record in chart(panels, "pareto").data}
+    assert found["fedavg"]["on the front"] == "yes"
+    assert found["splitmix"]["on the front"] == "no"
+
+
+def test_fairness_is_the_distance_from_worst_to_best_class(panels):
+    records = [record for record in chart(panels, "fairness").data if record["method"] == "heterofl"]
+    scores = [record["score"] for record in records]
+    assert len(records) == len(TIERS)
+    assert records[0]["gap"] == pytest.approx(max(scores) - min(scores), abs=1e-4)
+
+
+def test_coverage_counts_every_pair_of_units(tmp_path):
+    place = write_run(tmp_path / "one", "heterofl", 0.9, 1, rounds=3)
+    (run,) = read_runs([place])
+    counts = coverage(run)["conv2.weight"]
+    assert counts.shape == (WIDTH, WIDTH)
+    assert counts[0, 0] == 3 * 10  # held by all ten clients of three rounds
+    assert counts[WIDTH - 1, 0] == counts[0, WIDTH - 1] == 3 * 2  # by those of full width
+    assert counts[10, 20] == 3 * 2 * 3  # unit 20 is held by tiers 0.6, 0.8 and 1
+    assert set(never_trained(coverage(run)).values()) == {0.0}
+
+
+def test_the_lockstep_window_leaves_pairs_untouched_and_the_panel_shows_it(tmp_path):
+    """FedRolex at a quarter: half of a square layer's weights are never met, however long it runs."""
+    place = write_run(tmp_path / "one", "fedrolex", 0.9, 1, rounds=WIDTH)
+    notes = []
+    for round in range(1, WIDTH + 1):
+        units = sorted((round + unit) % WIDTH for unit in range(WIDTH // 4))
+        text = ",".join(map(str, units))
+        notes.append(
+            {"round": round, "cuts": [{"count": 1, "channels": {"conv1": text, "conv2": text}, "tags": []}]}
+        )
+    (place / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
+    (run,) = read_runs([place])
+    never = never_trained(coverage(run))["conv2.weight"]
+    assert never == pytest.approx(100 * (1 - (2 * (WIDTH // 4) - 1) / WIDTH))
+    records = [r for r in trained_so_far(run) if r["layer"] == "conv2.weight"]
+    assert [r["trained"] for r in records] == sorted(r["trained"] for r in records)
+    assert records[-1]["trained"] == pytest.approx(100 - never, abs=0.01)
+    found = {each.key: each for each in all_panels([run])}
+    assert "fedrolex" in found
+    assert "never trained" in found["coverage"].text
+
+
+def test_weights_with_a_tag_are_tensors_of_their_own(tmp_path):
+    place = write_run(tmp_path / "one", "splitmix", 0.9, 1, rounds=1)
+    note = {"round": 1, "cuts": [{"count": 4, "channels": {"conv1": "0-3"}, "tags": ["base0", "base2"]}]}
+    (place / "notes.jsonl").write_text(json.dumps(note) + "\n")
+    counts = coverage(read_runs([place])[0])
+    assert set(counts) == {
+        f"{n}@{t}" for n in ("conv1.weight", "conv2.weight", "linear.weight") for t in ("base0", "base2")
+    }
+    assert (counts["conv2.weight@base2"] == 4).all()
+
+
+def test_a_method_adds_its_panel_beside_its_code(tmp_path):
+    assert fedrolex.trained_over_rounds in panels_of("fedrolex")
+
+    @panel("own-method")
+    def mine(runs):
+        return Panel("mine", "Mine", f"{len(runs)} runs, {runs[0].notes[-1]['method']['gram']}")
+
+    place = write_run(tmp_path / "one", "own-method", 0.9, 1, rounds=1)
+    (place / "notes.jsonl").write_text(json.dumps({"round": 1, "cuts": [], "method": {"gram": [1.0]}}) + "\n")
+    texts = [each.text for each in all_panels(read_runs([place])) if each.key == "mine"]
+    assert texts == ["1 runs, [1.0]"]
+    assert "mine" not in [
+        each.key for each in all_panels(read_runs([write_run(tmp_path / "two", "fjord", 0.9, 1, 1)]))
+    ]
+
+
+def test_a_run_that_has_not_finished_says_so(tmp_path):
+    write_run(tmp_path / "one", "fjord", 0.9, 1, rounds=5, finished=False)
+    found = {each.key: each for each in all_panels(read_runs([tmp_path]))}
+    assert "1 of 1 runs are not finished" in found["answer"].text
+    assert found["provenance"].tables[0][1][0]["state"] == "interrupted"
+
+
+def test_the_page_holds_everything_and_asks_for_nothing(panels):
+    text = page("a <b> title", list(panels.values()))
+    assert "a &lt;b&gt; title" in text
+    assert "vegaEmbed" in text
+    outside = text.replace("https://vega.github.io", "").replace("http://www.w3.org", "")
+    assert "<script src" not in outside
+    assert '<link rel="stylesheet"' not in outside
+    data = text.split('id="charts">')[1].split("</script>")[0]
+    assert set(json.loads(data)) == {chart.key for each in panels.values() for chart in each.charts}
+
+
+def test_data_cannot_end_its_script_element(tmp_path):
+    place = write_run(tmp_path / "one", "fjord", 0.9, 1, 2)
+    text = (place / "config.toml").read_text().replace('"fjord"', '"</script><script>alert(1)</script>"')
+    (place / "config.toml").write_text(text)
+    assert "</script><script>alert" not in page("x", all_panels(read_runs([place])))
+
+
+def test_markdown_csv_and_png(panels, tmp_path):
+    text = export.markdown("title", list(panels.values()))
+    assert "| fjord |" in text
+    files = export.write_csv(list(panels.values()), tmp_path / "csv")
+    assert tmp_path / "csv/progress.csv" in files
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "csv/progress.csv").read_text())))
+    assert len(rows) == len(chart(panels, "progress").data)
+    picture = export.png(chart(panels, "fairness"))
+    assert picture.startswith(b"\x89PNG")
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch):
+    from fedtailor.report.page import require_charts
+
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(FedtailorError, match=r"fedtailor\[report\]"):
+        require_charts()
+
+
+def test_a_folder_without_runs_is_refused_by_name(tmp_path):
+    with pytest.raises(FedtailorError, match="no run there"):
+        read_runs([tmp_path])

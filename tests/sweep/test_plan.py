@@ -1,0 +1,95 @@
+"""Which runs a comparison consists of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedtailor.config import to_toml
+from fedtailor.errors import FedtailorError
+from fedtailor.sweep.plan import COMPARISON, grid_cells, make_plan, split_list
+
+SMALL = """
+name = "small"
+seed = 3
+rounds = 2
+clients_per_round = 3
+[data]
+clients = 5
+limit = 100
+[model]
+name = "cnn"
+channels = [4, 8]
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    return file
+
+
+def plan_of(config, methods="heterofl,fedavg", seeds=2, grid=(), overrides=()):
+    return make_plan(config, methods, seeds, grid, overrides, config.parent / "runs")
+
+
+def test_a_run_for_every_method_seed_and_cell(config):
+    plan = plan_of(config, grid=["data.alpha=0.1,1", "training.lr=0.05"])
+    assert len(plan.runs) == 8
+    assert len({run.folder.path for run in plan.runs}) == 8
+    place = plan.runs[0].folder.path.relative_to(config.parent)
+    assert str(place) == "runs/small/data.alpha-0.1/training.lr-0.05/heterofl-seed3"
+    assert [run.config.data.alpha for run in plan.runs] == [0.1] * 4 + [1.0] * 4
+    assert {run.config.seed for run in plan.runs} == {3, 4}
+    assert plan.runs[0].title == "heterofl, seed 3, data.alpha=0.1, training.lr=0.05"
+
+
+def test_runs_of_one_seed_differ_in_their_method_alone(config):
+    first, _, third, _ = plan_of(config).runs
+    assert (first.seed, third.seed) == (3, 3)
+
+    def rest(run):
+        lines = to_toml(run.config).split("[method]")[0].splitlines()
+        return [line for line in lines if not line.startswith("name =")]
+
+    assert rest(first) == rest(third)
+
+
+def test_a_plan_is_left_beside_its_runs(config):
+    plan = plan_of(config, methods="efd:global_width=each", seeds=1, overrides=["fleet.name=uniform-2"])
+    plan.write()
+    table = json.loads((plan.folder / COMPARISON).read_text())
+    assert [run["tier"] for run in table["runs"]] == ["0.5", "1"]
+    assert {run["label"] for run in table["runs"]} == {"efd:global_width=each"}
+    assert table["runs"][0]["folder"] == "efd-global_width-1-2-seed3"
+
+
+def test_lists_may_hold_commas_in_brackets_and_quotes():
+    assert split_list("[4, 8], 'a,b' ,{x = 1, y = 2}") == ["[4, 8]", "'a,b'", "{x = 1, y = 2}"]
+    assert grid_cells([]) == ((),)
+    assert grid_cells(["model.channels=[4, 8],[8, 16]"])[1] == (("model.channels", "[8, 16]"),)
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        (["data.alpha"], "key=value,value"),
+        (["data.alpha="], "key=value,value"),
+        (["data.alpha=1,1"], "every value once"),
+        (["data.alpha=1", "data.alpha=2"], "every key once"),
+        (["seed=1,2"], "--seeds"),
+        (["method.norm=static"], "--methods"),
+        (["data.alfa=1"], "did you mean 'alpha'"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused_by_name(config, grid, words):
+    with pytest.raises(FedtailorError, match=words):
+        plan_of(config, grid=grid)
+    assert not (config.parent / "runs").exists()
+
+
+def test_two_runs_never_share_a_folder(config):
+    with pytest.raises(FedtailorError, match="would share"):
+        plan_of(config, grid=["model.channels=[4, 8],[4 ,8]"])

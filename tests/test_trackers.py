@@ -1,0 +1,104 @@
+"""Trackers: what each library is told, and what happens when it is not there."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedtailor.errors import FedtailorError
+from fedtailor.trackers import tracking
+
+ROWS: list[dict[str, Any]] = [
+    {"round": 1, "bytes_up": 3, "train_loss": None, "refused": {}},
+    {"round": 2, "bytes_up": 3, "tiers": {"1": {"accuracy": 0.5}}},
+]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Stand-ins with the calls that the three libraries document."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            Path(folder).mkdir(parents=True)  # as the real one does
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            calls.append(("tensorboard", name, value, step))
+
+        def add_text(self, name: str, text: str) -> None:
+            calls.append(("tensorboard text", name, text))
+
+        def close(self) -> None:
+            calls.append(("tensorboard closed",))
+
+    class WandbRun:
+        def log(self, values: dict[str, float], step: int) -> None:
+            calls.append(("wandb", values, step))
+
+        def finish(self) -> None:
+            calls.append(("wandb closed",))
+
+    @contextmanager
+    def start_run(run_name: str):
+        yield
+        calls.append(("mlflow closed", run_name))
+
+    board, wandb, mlflow = ModuleType("torch.utils.tensorboard"), ModuleType("wandb"), ModuleType("mlflow")
+    board.SummaryWriter = Writer
+    wandb.init = lambda **settings: calls.append(("wandb init", settings["name"])) or WandbRun()
+    mlflow.start_run = start_run
+    mlflow.log_params = lambda values: calls.append(("mlflow settings", values))
+    mlflow.log_metrics = lambda values, step: calls.append(("mlflow", values, step))
+    for module in (board, wandb, mlflow):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls
+
+
+def test_every_tracker_is_told_every_round_and_closed(told, tmp_path):
+    shown = []
+    names = ["tensorboard", "wandb", "mlflow"]
+    with tracking(names, tmp_path / "run", {"seed": "3"}, shown.append) as on_row:
+        assert not (tmp_path / "run").exists()  # a run makes its own folder, before the first row
+        (tmp_path / "run").mkdir()
+        for row in ROWS:
+            on_row(row)
+    assert shown == ROWS
+    assert ("tensorboard", "tier/1/accuracy", 0.5, 2) in told
+    assert ("wandb", {"bytes_up": 3, "tier/1/accuracy": 0.5}, 2) in told
+    assert ("mlflow", {"bytes_up": 3}, 1) in told
+    assert ("mlflow settings", {"seed": "3"}) in told
+    assert {"tensorboard closed", "wandb closed", "mlflow closed"} <= {call[0] for call in told}
+
+
+def test_trackers_are_closed_when_a_run_fails(told, tmp_path):
+    def run_that_fails() -> None:
+        with tracking(["wandb"], tmp_path, {}, lambda row: None) as on_row:
+            on_row(ROWS[0])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run_that_fails()
+    assert ("wandb closed",) in told
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_what_is_not_installed_is_named_before_the_run(monkeypatch, tmp_path, name):
+    from fedtailor.trackers import MODULES
+
+    monkeypatch.setitem(sys.modules, MODULES[name], None)
+    with (
+        pytest.raises(FedtailorError, match=rf"fedtailor\[track-{name}\]"),
+        tracking([name], tmp_path, {}, print),
+    ):
+        pass
+
+
+def test_a_misspelt_tracker(tmp_path):
+    with pytest.raises(FedtailorError, match="did you mean 'wandb'"), tracking(["wanb"], tmp_path, {}, print):
+        pass
