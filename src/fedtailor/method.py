@@ -99,7 +99,7 @@ class Method:
             return self.answer(task, Patch(statistics, task.patch.cut), batches)
         if task.action == "evaluate":
             metrics = evaluate_patches(model, [task.patch], data)
-            return self.answer(task, Patch({}, task.patch.cut), len(data), metrics)
+            return self.answer(task, Patch({}, task.reply.cut), task.client.num_examples, metrics)
         require(task.action == "train", "task.action", task.action, f"an action that {self.name} knows")
         task = self.prepare(task, data, model)
         patch, metrics = sgd.train(self, task, data, model)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedtailor.client.losses import Loss, Metric, Objective
 from fedtailor.client.sgd import LocalTraining
@@ -24,12 +24,13 @@ from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.ensemble import Ensemble
 from fedtailor.elastic.model import ElasticModel
+from fedtailor.elastic.patch import Patch
 from fedtailor.elastic.sparse_file import save_sparse
 from fedtailor.elastic.switchable import Switchable, switchable
 from fedtailor.engines.automatic import check_workers, open_engine
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, require
 from fedtailor.fleet import Fleet, fleet_by_name
 from fedtailor.fleet.names import build_fleet
 from fedtailor.method import Method
@@ -37,12 +38,12 @@ from fedtailor.methods import get_method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained
 from fedtailor.round import Deployed, ServerState
-from fedtailor.server.checkpoint import Checkpoint
-from fedtailor.server.evaluation import calibrate
+from fedtailor.server.checkpoint import Checkpoint, Memories
+from fedtailor.server.evaluation import calibrate, personal_network
 from fedtailor.server.fingerprint import Fingerprint, describe_environment, fingerprint
 from fedtailor.server.journal import CheckpointSettings, Journal, Unsaved
 from fedtailor.server.loop import RoundSettings, Row, first_checkpoint, run_rounds
-from fedtailor.server.notes import describe_setup
+from fedtailor.server.notes import Diagnosing, describe_setup
 from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, SETUP, RunFolder
 from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
@@ -51,15 +52,6 @@ OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not optio
 OnRow = Callable[[Row], None]
 OnNotice = Callable[[str], None]
 S = TypeVar("S")
-
-
-@runtime_checkable
-class Diagnosing(Protocol):
-    """A method that has tables to show about a finished run, for a report: they are written beside the weights."""
-
-    def diagnostics(self, state: ServerState, model: ElasticModel) -> dict[str, Tensor]:
-        """The tables by name."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +66,7 @@ class Run:
     history: tuple[Row, ...]
     seeds: Seeds
     best_round: int | None = None  # among those that were evaluated
+    memories: Memories = dataclasses.field(default_factory=dict)  # what clients keep for themselves
 
     @property
     def tiers(self) -> dict[str, dict[str, float]]:
@@ -88,14 +81,32 @@ class Run:
         state = calibrate(self.method, self.state, [budget], clients, self.model, engine, self.seeds)
         return self.method.deploy(state, budget, self.model)
 
-    def submodel(self, budget: Budget | float | str) -> nn.Module:
+    def submodel(self, budget: Budget | float | str | None = None, *, client: int | None = None) -> nn.Module:
         """A plain small module for a device: ``run.submodel(0.25)`` or ``run.submodel(Budget(macs=1_000_000))``.
 
-        Where the method deploys several networks (Split-Mix), they are one module that averages their outputs.
+        ``run.submodel(client=7)`` is that client's own network, where clients have such (FedPA, APFL). Where the
+        method deploys several networks (Split-Mix), they are one module that averages their outputs.
         """
+        if (budget is None) == (client is None):
+            raise FedtailorError("submodel: expected a budget, or the number of a client, and not both")
+        if client is not None:
+            return self.model.build(self.personal(client)).eval()
+        assert budget is not None
         wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
         members = [self.model.build(patch) for patch in self.deploy(wanted).patches]
         return (members[0] if len(members) == 1 else Ensemble(members)).eval()
+
+    def personal(self, client: int) -> Patch:
+        """What a client runs: its own part of the model on its own norm statistics."""
+        if self.method.norm != "local":
+            raise FedtailorError(
+                f"client = {client}: with {self.method.name}, devices of one budget are given the same network; "
+                "expected a budget"
+            )
+        clients = self.fleet.capacity(self.data.sizes, self.state.round, self.seeds)
+        require(0 <= client < len(clients), "client", client, f"0 to {len(clients) - 1}")
+        at, engine = Checkpoint(self.state, self.memories), InProcess(self.method, self.model, self.data)
+        return personal_network(self.method, at, clients[client], self.model, engine, self.seeds)
 
     def save_sparse(self, path: Path | str, budget: Budget) -> None:
         """Write the network for a budget as a small file that holds its surviving weights alone."""
@@ -205,7 +216,9 @@ class Prepared:
         best, state = at.best.round if at.best else None, at.state
         if best is not None and self.settings.stopping.restore_best:
             state = kept.state_of(best)
-        run = Run(self.method, self.model, self.data, self.fleet, state, tuple(history), self.seeds, best)
+        run = Run(
+            self.method, self.model, self.data, self.fleet, state, tuple(history), self.seeds, best, at.memories
+        )  # fmt: skip
         if journal is not None:
             journal.finish(at, run.save)
         return run

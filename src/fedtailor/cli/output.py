@@ -79,7 +79,7 @@ class RoundProgress:
     """A progress bar on a terminal; a plain line per evaluation elsewhere. Several may share their ``bars``."""
 
     def __init__(self, title: str, rounds: int, bars: Progress | None = None) -> None:
-        self.title, self.rounds, self.bytes, self.last = title, rounds, 0, ""
+        self.title, self.rounds, self.bytes, self.last, self.stage = title, rounds, 0, "", ""
         self.bar = bars or progress_bars()
         self.task = self.bar.add_task(title, total=rounds, state="") if self.bar is not None else TaskID(0)
 
@@ -107,17 +107,26 @@ class RoundProgress:
             reasons = ", ".join(f"{count} x {reason}" for reason, count in row["refused"].items())
             text = f"round {row['round']}: only {row['merged']} of {asked} clients gave an update ({reasons})"
             messages.print(text, markup=False, soft_wrap=True)
+        self._show_stage(row)
         tiers = row.get("tiers")
         if tiers:
             names = list(tiers)
             self.last = "  ".join(_tier(name, tiers[name]) for name in dict.fromkeys((names[0], names[-1])))
         if self.bar is not None:
-            self.bar.update(
-                self.task, completed=row["round"], state=f"{self.last}  {size(self.bytes)}".strip()
-            )
+            state = f"{self.stage}  {self.last}  {size(self.bytes)}".strip()
+            self.bar.update(self.task, completed=row["round"], state=state)
         elif tiers:
             line = f"{self.title}  round {row['round']}/{self.rounds}  {self.last}  {size(self.bytes)}"
             messages.print(line, soft_wrap=True)
+
+    def _show_stage(self, row: Mapping[str, Any]) -> None:
+        """What a method of several stages is at; without a bar, a line for each round of the search and each change."""
+        before, stage = self.stage, str(row.get("stage", ""))
+        if stage == "search":
+            stage = f"search ({row['searched']} clients)"
+        self.stage = stage
+        if stage != before and self.bar is None:
+            messages.print(f"{self.title}  round {row['round']}/{self.rounds}  {stage}", soft_wrap=True)
 
 
 def _tier(name: str, values: Mapping[str, float]) -> str:

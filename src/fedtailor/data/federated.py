@@ -37,6 +37,12 @@ class Parts:
         """The examples of one client; the columns are shared with all others."""
         return self.examples.subset(self.partition[client])
 
+    def examples_for(self, client: int, action: str, tests: Parts | None, common: Examples) -> Examples:
+        """What a client works on: its training examples; to evaluate, its own test examples or the common ones."""
+        if action != "evaluate":
+            return self.part(client)
+        return tests.part(client) if tests is not None and tests.partition.sizes[client] else common
+
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
@@ -79,6 +85,10 @@ class FederatedData:
     def client(self, client: int) -> Examples:
         """The training examples of one client."""
         return self.train.subset(self.partition[client])
+
+    def examples_for(self, client: int, action: str) -> Examples:
+        """What a client works on when it is asked to do something."""
+        return Parts(self.train, self.partition).examples_for(client, action, self.tests, self.test)
 
     def client_test(self, client: int) -> Examples | None:
         """The client's own test examples, where the data set has such."""

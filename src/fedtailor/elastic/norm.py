@@ -5,10 +5,13 @@
 | `averaged`  | tracked                 | with the weights     | the merged statistics                                 |
 | `static`    | of the batch, untracked | scale and shift only | cumulative averages over clients' data, of each width |
 | `per_width` | tracked for each width  | of each width held   | the merged statistics of that width                   |
+| `local`     | tracked by each client  | scale and shift only | the client's own; where it has none, measured by it   |
 
 Statistics that belong to one width are tensors with a name of their own, ``bn1.running_mean@1/4``: the width, not the
 number of channels, names them, because two widths may keep equally many channels of a narrow layer. Scale and shift are
-shared by all widths and cut like weights.
+shared by all widths and cut like weights. Under ``local`` statistics live in the client's
+memory alone, so clients evaluate their networks themselves (``server.evaluation.evaluate_clients``); a device without
+memory and data is deployed with those of the module.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from fedtailor.elastic.model import ElasticModel, Weights
 from fedtailor.elastic.patch import Patch, gather
 from fedtailor.errors import FedtailorError
 
-Policy = Literal["averaged", "static", "per_width"]
-POLICIES: tuple[Policy, ...] = ("averaged", "static", "per_width")
+Policy = Literal["averaged", "static", "per_width", "local"]
+POLICIES: tuple[Policy, ...] = ("averaged", "static", "per_width")  # that any method may follow
 
 
 def travelling(model: ElasticModel, policy: Policy) -> frozenset[str]:
@@ -73,6 +76,11 @@ def running(model: ElasticModel, held: Mapping[str, Tensor], cut: Cut) -> Weight
     """The held statistics of a cut under the module's own names, to run on: the same tensors, so updates stay."""
     own = {name: held.get(tagged(name, cut)) for name in model.statistics}
     return {name: value for name, value in own.items() if value is not None}
+
+
+def with_own(model: ElasticModel, patch: Patch, memory: Mapping[str, Tensor]) -> Patch:
+    """The patch with the statistics of its cut that a client keeps: what that client runs."""
+    return Patch({**patch.values, **running(model, memory, patch.cut)}, patch.cut)
 
 
 def _statistic(model: ElasticModel, weights: Mapping[str, Tensor], name: str, cut: Cut) -> Tensor:

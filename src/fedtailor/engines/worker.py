@@ -73,6 +73,7 @@ class Workshop:
     model: ElasticModel
     clients: Parts
     test: Examples
+    tests: Parts | None = None  # the clients' own test examples
 
     def do(self, rest: Value, tensors: Tensors) -> Value:
         """What a job asks for."""
@@ -81,7 +82,8 @@ class Workshop:
             scores = batch_scores(self.model, patches, self.test, batches)
             return {"scores": [[count, values] for count, values in scores]}
         task = task_of(rest, tensors[0])
-        return answer_value(answer_to(task, self.method, self.clients.part(task.client.id), self.model))
+        data = self.clients.examples_for(task.client.id, task.action, self.tests, self.test)
+        return answer_value(answer_to(task, self.method, data, self.model))
 
 
 def workshop_of(
@@ -94,12 +96,16 @@ def workshop_of(
     examples: Examples,
     test: Examples,
     partition: tuple[torch.Tensor, torch.Tensor],
+    tests: tuple[Examples, torch.Tensor, torch.Tensor] | None = None,
 ) -> Workshop:
     """Build the model; it was traced in the parent, and its groups are plain data."""
-    order, offsets = partition
-    clients = Parts(examples, Partition(order.numpy(), offsets.numpy()))
     model = ElasticModel(module, groups, example, objective, network=network)
-    return Workshop(method, model, clients, test)
+    own = None if tests is None else _parts(*tests)
+    return Workshop(method, model, _parts(examples, *partition), test, own)
+
+
+def _parts(examples: Examples, order: torch.Tensor, offsets: torch.Tensor) -> Parts:
+    return Parts(examples, Partition(order.numpy(), offsets.numpy()))
 
 
 class Desk:

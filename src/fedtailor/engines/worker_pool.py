@@ -24,6 +24,7 @@ import torch
 
 from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_score
 from fedtailor.data.federated import FederatedData
+from fedtailor.data.partitions import Partition
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
 from fedtailor.engines.engine import Answer
@@ -229,7 +230,7 @@ def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dic
     devices = {tensor.device for tensor in (*model.module.parameters(), *model.module.buffers())}
     if any(device.type != "cpu" for device in devices):
         raise NotPortable(f"device = {', '.join(map(str, devices))}: worker processes run on the CPU")
-    partition = data.partition
+    tests = data.tests
     return {
         "method": method,
         "module": model.module,
@@ -239,9 +240,14 @@ def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dic
         "objective": model.objective,
         "examples": data.train,
         "test": data.test,
-        "partition": (torch.from_numpy(partition.order), torch.from_numpy(partition.offsets)),
+        "partition": _places(data.partition),
+        "tests": None if tests is None else (tests.examples, *_places(tests.partition)),
         "machine": machine_settings(),
     }
+
+
+def _places(partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(partition.order), torch.from_numpy(partition.offsets)
 
 
 def _end(workers: list[WorkerProcess], luggage: SharedMemory, owner: int) -> None:

@@ -126,4 +126,4 @@ def shown(metric: str, value: float) -> str:
     """A metric for people: accuracy in per cent, everything else as a number."""
     if not math.isfinite(value):
         return str(value)
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if metric.endswith("accuracy") else f"{value:.4g}"

@@ -1,9 +1,16 @@
-"""How good the deployed pieces are: calibration where the norm policy asks for it, then accuracy of every tier."""
+"""How good the deployed pieces are: calibration where the norm policy asks for it, then accuracy of every tier.
+
+Where clients keep their norm statistics to themselves (policy ``local``) they evaluate their networks themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
+from typing import Literal
+
+from torch import Tensor
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.batches import Examples
@@ -17,6 +24,7 @@ from fedtailor.fleet import Tier
 from fedtailor.method import Method
 from fedtailor.round import Client, Dropped, Reply, ServerState, Task, Update
 from fedtailor.server.checking import check_answers
+from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.merging import by_samples, holder_mean
 from fedtailor.server.seeds import Seeds
 
@@ -103,3 +111,73 @@ def evaluate_tiers(
     else:
         scores = [evaluate_patches(model, patches, test) for patches in deployed]
     return {name: scores[place] for name, place in places.items()}
+
+
+def evaluate_clients(
+    method: Method,
+    at: Checkpoint,
+    tiers: Sequence[Tier],
+    clients: Sequence[Client],
+    model: ElasticModel,
+    test: Examples,
+    engine: Engine,
+    seeds: Seeds,
+    refused: list[Dropped],
+) -> dict[str, dict[str, float]]:
+    """What clients measure of their own networks, on their own test examples or the common ones: the mean of each tier.
+
+    Of a tier without clients that answer, a device without data is evaluated.
+    """
+    memories = {client.id: at.memory_of(client.id)[1] for client in clients}
+    if model.statistics:
+        calibrated = _asked("calibrate", method, at.state, clients, memories, model, engine, seeds, refused)
+        memories = {update.client: update.memory for update in calibrated}
+    able = [client for client in clients if client.id in memories]
+    answers = _asked("evaluate", method, at.state, able, memories, model, engine, seeds, refused)
+    tier_of = {client.id: client.tier for client in clients}
+    found = {
+        tier.name: [each.metrics for each in answers if tier_of[each.client] == tier.name] for tier in tiers
+    }
+    empty = [tier for tier in tiers if not found[tier.name]]
+    deployed = evaluate_tiers(method, at.state, empty, model, test)
+    return {
+        name: {key: fmean(each[key] for each in scores) for key in scores[0]} if scores else deployed[name]
+        for name, scores in found.items()
+    }
+
+
+def personal_network(
+    method: Method, at: Checkpoint, client: Client, model: ElasticModel, engine: Engine, seeds: Seeds
+) -> Patch:
+    """The network that a client runs: its own part of the model, on statistics that only it has."""
+    memories, cut = {client.id: at.memory_of(client.id)[1]}, method.select(at.state, client, model, seeds)
+    (update,) = _asked("calibrate", method, at.state, [client], memories, model, engine, seeds, [])
+    return norm.with_own(
+        model, model.cut(at.state.weights, cut, norm.travelling(model, method.norm)), update.memory
+    )
+
+
+def _asked(
+    action: Literal["calibrate", "evaluate"],
+    method: Method,
+    state: ServerState,
+    clients: Sequence[Client],
+    memories: Mapping[int, dict[str, Tensor]],
+    model: ElasticModel,
+    engine: Engine,
+    seeds: Seeds,
+    refused: list[Dropped],
+) -> list[Update]:
+    """Send everyone the same model, which they only read, and let them do something with their part of it."""
+    patch = model.cut(state.weights, Cut.everything(), norm.travelling(model, method.norm))
+    cuts = {client.id: method.select(state, client, model, seeds) for client in clients}
+    tasks = [
+        Task(
+            client, state.round, patch, Reply(frozenset(), cuts[client.id]), seeds, action,
+            memory=memories[client.id], memory_round=state.round - 1,
+        )
+        for client in clients
+    ]  # fmt: skip
+    updates, dropped = check_answers(tasks, engine.run(tasks), model)
+    refused.extend(dropped)
+    return updates

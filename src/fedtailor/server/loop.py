@@ -6,7 +6,7 @@ client  → method.assign → Task
 tasks   → engine.run → updates           (method.perform on the client; until the deadline)
 updates → check_answers → a quorum?      (or abandon the round and ask others)
         → method.merge → state of round r + 1
-every k rounds: calibrate → deploy(budget) per tier → evaluation → method.observe
+every k rounds: calibrate → deploy(budget) per tier, or the clients' own networks → evaluation → method.observe
 → one metrics row and a checkpoint: all that the next round needs
 """
 
@@ -29,7 +29,7 @@ from fedtailor.round import Client, Dropped, Task
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
 from fedtailor.server.checkpoint import Checkpoint, settle
-from fedtailor.server.evaluation import calibrate, evaluate_tiers
+from fedtailor.server.evaluation import calibrate, evaluate_clients, evaluate_tiers
 from fedtailor.server.faults import Timely, Try
 from fedtailor.server.notes import round_notes
 from fedtailor.server.sampling import sample
@@ -86,12 +86,18 @@ def run_rounds(
         state, best = method.merge(at.state, tries[-1].updates, model), at.best
         row = {"round": state.round, **account(method, model, tries), **state.memory.get("row", {})}
         if state.round % settings.evaluate_every == 0 or state.round == settings.rounds:
-            budgets, refused = [tier.budget for tier in fleet.tiers], list[Dropped]()
-            able = faults.awake(clients, strikes, settings.engine)
-            state = calibrate(method, state, budgets, able, model, engine, seeds, refused)
+            refused, able = list[Dropped](), faults.awake(clients, strikes, settings.engine)
+            if method.norm == "local":
+                ended = at.after(state, tries[-1].updates, best, strikes)
+                row["tiers"] = evaluate_clients(
+                    method, ended, fleet.tiers, able, model, data.test, engine, seeds, refused
+                )
+            else:
+                budgets = [tier.budget for tier in fleet.tiers]
+                state = calibrate(method, state, budgets, able, model, engine, seeds, refused)
+                row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test, engine.engine)
             strikes = faults.with_strikes(strikes, able, refused)
             row["refused"] = faults.counted(row["refused"], refused)
-            row["tiers"] = evaluate_tiers(method, state, fleet.tiers, model, data.test, engine.engine)
             state = method.observe(state, row["tiers"])
             best = settings.stopping.judge(best, state.round, row["tiers"])
             row["best_round"] = best.round

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from torch import Tensor
+
 from fedtailor.data import picture
 from fedtailor.data.federated import FederatedData
 from fedtailor.elastic.model import ElasticModel
@@ -30,6 +32,15 @@ class TakesNotes(Protocol):
     def notes(
         self, state: ServerState, updates: Sequence[Update], model: ElasticModel
     ) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """A method that has tables to show about a finished run, for a report: they are written beside the weights."""
+
+    def diagnostics(self, state: ServerState, model: ElasticModel) -> dict[str, Tensor]:
+        """The tables by name."""
+        ...
 
 
 def round_notes(

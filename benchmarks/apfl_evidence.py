@@ -1,0 +1,280 @@
+"""Run APFL's evidence run by run and write docs/evidence/12 as each run finishes; draw the paper's figures 3 to 5.
+
+    FEDTAILOR_DATA=... python benchmarks/apfl_evidence.py [--list] [--workers N] [--seconds N] [piece ...]
+
+A piece is a split and a fleet: `iid-high`, `dirichlet-high`, `iid-low`. In each: APFL, FedUniform and FedAvg at half
+the width, two seeds. Call it again after an interruption: finished runs are skipped, a begun one goes on from its last
+round. `figures` only draws. `--seconds` starts no run later than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import tomllib
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import charts
+import torch
+
+from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.config import RunConfig, make_config
+from fedtailor.elastic import norm
+from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.patch import Patch
+from fedtailor.report.targets import spending
+from fedtailor.run import Run, resume, run_config
+from fedtailor.server.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs" / "evidence-12"
+EVIDENCE = ROOT / "docs" / "evidence" / "12"
+FIGURES = ROOT / "docs" / "figures"
+CONFIG = "configs/apfl-cifar10-small.toml"
+
+TRAINED = 30  # rounds of FedPA, and all rounds of the baselines
+COMMON = 2000  # images of the common test set on which every network is evaluated in the end
+PIECES = {
+    "iid-high": {"data": {"partition": "iid"}, "fleet": {"name": "high"}},
+    "dirichlet-high": {"data": {"partition": "dirichlet"}, "fleet": {"name": "high"}},
+    "iid-low": {"data": {"partition": "iid"}, "fleet": {"name": "low"}},
+}
+METHODS: dict[str, dict[str, Any] | None] = {
+    "apfl": None,  # as in the config
+    "feduniform": {"name": "feduniform"},
+    "fedavg-half": {"name": "fedavg", "width": "1/2"},
+}
+SEEDS = (1, 2)
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run."""
+
+    piece: str
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder and of its file."""
+        return f"{self.piece}-{self.method}-{self.seed}"
+
+    def config(self, workers: str | None) -> RunConfig:
+        """The config of the run; the baselines have no warm-up and no search."""
+        table = tomllib.loads((ROOT / CONFIG).read_text(encoding="utf-8"))
+        for section, settings in PIECES[self.piece].items():
+            table[section] |= settings
+        table |= {"name": self.name, "seed": self.seed}
+        chosen = METHODS[self.method]
+        if chosen is not None:
+            table |= {"method": chosen, "rounds": TRAINED, "evaluate_every": 10}
+        return make_config(table, [f"engine.workers={workers}"] if workers else [])
+
+
+def trials(pieces: list[str]) -> list[Trial]:
+    """All runs of some pieces."""
+    return [Trial(piece, method, seed) for piece in pieces for seed in SEEDS for method in METHODS]
+
+
+def perform(trial: Trial, workers: str | None) -> None:
+    """Run a trial, or go on with it, and write what it gives."""
+    target = EVIDENCE / f"{trial.name}.json"
+    if target.exists():
+        print(f"{trial.name}: done before", flush=True)
+        return
+    started, folder = time.monotonic(), RUNS / trial.name
+    run = resume(folder) if folder.exists() else run_config(trial.config(workers), folder)
+    result = result_of(trial, run, RunFolder(folder).rows())
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    part.replace(target)
+    print(f"{trial.name}: {time.monotonic() - started:.0f} s {result['mean']}", flush=True)
+
+
+def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
+    """What every client's networks reach on its own and on common images, what they cost, and how the run went."""
+    clients = [_client(run, number) for number in range(run.data.num_clients)]
+    keys = ("macs", "params", *clients[0]["accuracy"])
+    mean = {key: fmean(each["accuracy"].get(key, each.get(key, 0)) for each in clients) for key in keys}
+    fleet = run.fleet.capacity(run.data.sizes, 0, run.seeds)
+    last = {
+        row["round"] for row in rows if row.get("stage", "fedpa") == "fedpa"
+    }  # warm-up costs but does not count
+    course = [spent.figures() for spent in spending(rows, tier="0.5") if spent.round in last]
+    return {
+        "config": CONFIG,
+        "piece": trial.piece,
+        "method": trial.method,
+        "seed": trial.seed,
+        "mean": {key: round(value, 4) for key, value in mean.items()},
+        "distance": {tier.name: _distance(clients, fleet, tier.name) for tier in run.fleet.tiers},
+        "bytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows),
+        "seconds": round(sum(row["seconds"] for row in rows)),
+        "seconds_by_stage": _by_stage(rows),
+        "course": course,
+        "clients": clients,
+    }
+
+
+def _client(run: Run, number: int) -> Result:
+    """*Loc* and *Glo* of one client; FedAvg gives everyone the same network, so both are that."""
+    fleet = run.fleet.capacity(run.data.sizes, run.state.round, run.seeds)
+    if run.method.norm == "local":
+        own, whole = run.personal(number), _super_network(run, number)
+    else:
+        own = whole = run.deploy(fleet[number].budget).patches[0]
+    tests = {
+        "own": run.data.examples_for(number, "evaluate"),
+        "common": run.data.test.subset(torch.arange(COMMON).numpy()),
+    }
+    scores = {
+        f"{network}, {place} images": round(evaluate_patches(run.model, [patch], images)["accuracy"], 4)
+        for place, images in tests.items()
+        for network, patch in (("loc", own), ("glo", whole))
+    }
+    cost, groups = run.model.cost(own.cut), run.model.groups
+    units = {group: own.cut.width(group, groups.widths[group]) for group in groups.elastic}
+    shrunk = [round(count / groups.widths[group], 4) for group, count in units.items()]
+    return {
+        "client": number, "tier": fleet[number].tier, "macs": cost.macs, "params": cost.params, "accuracy": scores,
+        "units": units, "ratios": shrunk,
+    }  # fmt: skip
+
+
+def _super_network(run: Run, number: int) -> Patch:
+    """The whole network, its norms calibrated on the client's training images."""
+    model = run.model
+    patch = model.cut(run.state.weights, Cut.everything(), norm.travelling(model, "local"))
+    data = run.data.client(number)
+    statistics, _ = norm.measure_statistics(model, patch, data, run.method.local.batch_size)
+    return norm.with_own(model, patch, statistics)
+
+
+def _distance(clients: list[Result], fleet: Any, tier: str) -> float | None:
+    """The mean L2 distance between the shrink ratios of two clients of a tier."""
+    ratios = [torch.tensor(c["ratios"]) for c in clients if fleet[c["client"]].tier == tier]
+    pairs = [float(torch.linalg.vector_norm(one - other)) for one, other in combinations(ratios, 2)]
+    return round(fmean(pairs), 4) if pairs else None
+
+
+def _by_stage(rows: list[Any]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for row in rows:
+        stage = row.get("stage", "training")
+        seconds[stage] = round(seconds.get(stage, 0.0) + row["seconds"], 1)
+    return seconds
+
+
+# Figures
+
+
+def finished(piece: str, method: str) -> list[Result]:
+    """The results of the seeds that are there."""
+    files = [EVIDENCE / f"{Trial(piece, method, seed).name}.json" for seed in SEEDS]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+
+
+def draw() -> None:
+    """What can be drawn of what is there, and a table."""
+    found = {(p, m): finished(p, m) for p in PIECES for m in METHODS}
+    there = {key: results for key, results in found.items() if results}
+    for (piece, method), results in there.items():
+        keys = results[0]["mean"]
+        print(
+            f"{piece:15} {method:12}", {key: round(fmean(r["mean"][key] for r in results), 4) for key in keys}
+        )
+        if method == "apfl":
+            print(f"{piece:15} distance    ", [result["distance"] for result in results])
+    _architectures(there)
+    _costs(there)
+    _traffic(there)
+
+
+def _architectures(there: dict[tuple[str, str], list[Result]]) -> None:
+    """Figure 3: the shrink ratio of every group for each client of a tier below the largest."""
+    searched = [(piece, results[0]) for (piece, method), results in there.items() if method == "apfl"]
+    panels = []
+    for piece, result in searched:
+        tier = "0.75" if piece.endswith("high") else "0.5"
+        series = {
+            f"client {c['client']}": list(enumerate(c["ratios"]))
+            for c in result["clients"]
+            if c["tier"] == tier
+        }
+        title = f"{piece}, tier {tier}: share of units kept, by channel group"
+        panels.append(charts.lines(title, series, charts.HEIGHT * len(panels)))
+    if panels:
+        charts.write(FIGURES / "apfl-figure-3.svg", panels)
+
+
+def _costs(there: dict[tuple[str, str], list[Result]]) -> None:
+    """Figure 5: mean MACs and parameters of the clients' networks."""
+    panels = []
+    for key, unit, size in (("macs", "million MACs", 1e6), ("params", "thousand parameters", 1e3)):
+        groups: dict[str, dict[str, float]] = {}
+        for (piece, method), results in there.items():
+            groups.setdefault(piece, {})[method] = fmean(r["mean"][key] for r in results) / size
+        if groups:
+            panels.append(
+                charts.bars(f"mean {unit} of a client's network", groups, charts.HEIGHT * len(panels))
+            )
+    if panels:
+        charts.write(FIGURES / "apfl-figure-5.svg", panels)
+
+
+def _traffic(there: dict[tuple[str, str], list[Result]]) -> None:
+    """Figure 4: megabytes, warm-up and search included, until the smallest tier reached an accuracy."""
+    panels = []
+    for piece in PIECES:
+        runs = {method: results for (p, method), results in there.items() if p == piece}
+        groups: dict[str, dict[str, float]] = {}
+        for target in (0.2, 0.25, 0.3, 0.35, 0.4):
+            for method, results in runs.items():
+                reached = [_bytes_to(result["course"], target) for result in results]
+                known = [value for value in reached if value is not None]
+                if len(known) == len(results):
+                    groups.setdefault(f"{100 * target:g} %", {})[method] = fmean(known) / 1e6
+        if groups:
+            title = f"{piece}: megabytes until tier 0.5 reaches an accuracy"
+            panels.append(charts.bars(title, groups, charts.HEIGHT * len(panels)))
+    if panels:
+        charts.write(FIGURES / "apfl-figure-4.svg", panels)
+
+
+def _bytes_to(course: list[Result], target: float) -> float | None:
+    return next((float(point["bytes"]) for point in course if point["value"] >= target), None)
+
+
+def main() -> None:
+    """Run what is asked for, then draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [*PIECES, "figures"]
+    parser.add_argument("pieces", nargs="*", choices=[*names, []], metavar="piece", help=", ".join(names))
+    parser.add_argument("--list", action="store_true", help="Show the runs and stop.")
+    parser.add_argument("--workers", help="Worker processes; the default is all cores.")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    options = parser.parse_args()
+    started = time.monotonic()
+    for trial in trials([piece for piece in options.pieces or PIECES if piece in PIECES]):
+        if options.list:
+            config = trial.config(options.workers)
+            print(trial.name, config.method, config.rounds, "rounds")
+        elif time.monotonic() - started < options.seconds:
+            perform(trial, options.workers)
+    if not options.list:
+        draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""How long one client's channel search takes: MobileNetV2-0.25x, 128 examples, R = 0.2, down to half the width.
+
+    OMP_NUM_THREADS=1 python benchmarks/apfl_search.py [docs/evidence/12/search.json]
+
+Time is processor time of one thread, so that other work on the machine does not count. Weights and images are random:
+a search takes as long on any.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from fedtailor.client.channel_search import LocalScore
+from fedtailor.data.batches import Examples
+from fedtailor.elastic import elastic
+from fedtailor.elastic.budget import Budget
+from fedtailor.elastic.cut import Cut
+from fedtailor.methods.fedcs import FedCS
+from fedtailor.models import build_model
+from fedtailor.round import Client, Reply, Task
+from fedtailor.server.seeds import Seeds
+
+EXAMPLES, SHRINK, WIDTH = 128, 0.2, 0.25
+
+
+def main() -> None:
+    """Measure once and write what was measured."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = build_model("mobilenetv2", input_shape=(3, 32, 32), num_classes=10, width=WIDTH)
+    data = Examples.of(torch.randn(EXAMPLES, 3, 32, 32), torch.arange(EXAMPLES) % 10)
+    model = elastic(module, data.take(torch.arange(2)))
+    method = FedCS(warmup=0, shrink=SHRINK, search_examples=EXAMPLES)
+    patch = model.cut(method.init(model).weights, Cut.everything(), set(model.parameters))
+    client = Client(0, "half", Budget(width=0.5), EXAMPLES)
+    task = Task(client, 0, patch, Reply(frozenset(), patch.cut), Seeds(0), "search")
+    wall, processor = time.monotonic(), time.process_time()
+    update = method.perform(task, data, model)
+    seconds = time.process_time() - processor
+    result = {
+        "command": "OMP_NUM_THREADS=1 python benchmarks/apfl_search.py",
+        "model": f"mobilenetv2, width {WIDTH}, 32 x 32 pixels",
+        "groups": len(model.groups.elastic),
+        "examples": EXAMPLES,
+        "shrink": SHRINK,
+        "budget": "the MACs and parameters of half the width",
+        "steps": int(update.metrics["steps"]),
+        "full_passes": int(update.metrics["examples"]) // EXAMPLES,
+        "processor_seconds": round(seconds, 1),
+        "wall_seconds": round(time.monotonic() - wall, 1),
+        "seconds_of_one_full_pass": round(_one_pass(model, patch, data), 4),
+    }
+    text = json.dumps(result, indent=1) + "\n"
+    if len(sys.argv) > 1:
+        target = Path(sys.argv[1])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    print(text, end="")
+
+
+def _one_pass(model, patch, data) -> float:  # type: ignore[no-untyped-def]
+    score, started = LocalScore(model, patch, data), time.process_time()
+    score(model.costs.full)
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    main()
