@@ -139,14 +139,14 @@ def test_axes_and_filters_switch(browser, report):
             ("FLOPs", "gigaFLOPs of all clients"),
         ):
             before = looking.lines("progress")
-            figure.get_by_label("against").select_option(view)
+            figure.get_by_role("combobox", name="against").select_option(view)
             looking.wait_for_other_lines("progress", before)
             assert title in figure.locator("svg").text_content()
         before = looking.lines("progress")
-        figure.get_by_label("against").select_option("rounds")
+        figure.get_by_role("combobox", name="against").select_option("rounds")
         looking.wait_for_other_lines("progress", before)
         assert looking.lines("progress") == rounds
-        figure.get_by_label("tier").select_option("0.2")
+        figure.get_by_role("combobox", name="tier").select_option("0.2")
         looking.wait_for_other_lines("progress", rounds)
         assert looking.problems == []
 
