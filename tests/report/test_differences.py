@@ -26,13 +26,14 @@ def test_what_cannot_be_told_is_not_told():
     assert paired([0.5], [0.9]).verdict == "one seed: cannot be told"
     equal_steps = paired([0.5, 0.5], [0.75, 0.75])
     assert equal_steps.verdict == "cannot be told"  # accuracies come in steps
-    assert paired([0.5, 0.5], [0.5, 0.5]).verdict == "within noise"
+    assert paired([0.5, 0.5], [0.5, 0.5]).verdict == "cannot be told with 2 seeds"
+    assert paired([0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.5]).verdict == "within noise"
     assert paired([0.5, float("nan")], [0.5, 0.5]).beyond_noise is None
 
 
 def test_few_seeds_are_called_few():
     assert "cannot" in what_seeds_can_tell(1) or "none of these" in what_seeds_can_tell(1)
     assert "9.0 times" in what_seeds_can_tell(2)
-    assert "too few seeds" in what_seeds_can_tell(3)
-    assert "too few" not in what_seeds_can_tell(5)
+    assert "is not equal" in what_seeds_can_tell(3)
+    assert "is not equal" not in what_seeds_can_tell(5)
     assert "0.20 false alarms" in what_seeds_can_tell(5, comparisons=4)

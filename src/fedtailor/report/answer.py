@@ -8,12 +8,15 @@ from typing import Any
 
 from fedtailor.report.comparison import costs_to_reach, differences, target_of, with_interval
 from fedtailor.report.differences import what_seeds_can_tell
-from fedtailor.report.grouping import Runs, by_setting, evaluated_rows
+from fedtailor.report.grouping import Runs, by_setting, evaluated_rows, networks
 from fedtailor.report.panel import Panel, Record
 from fedtailor.report.tables import shown, spread, totals
 from fedtailor.report.targets import mean_over_tiers
 from fedtailor.report.units import short, size
 from fedtailor.server.stopping import less_is_better
+
+Sizes = Mapping[str, Mapping[str, int]]  # tier -> cost of the network that it runs
+SAME_SIZE = 1.2  # networks of one device class differ by rounding to whole channels
 
 
 def answer(runs: Runs, per_cent: float | None) -> Panel:
@@ -24,9 +27,13 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         results = {label: [evaluated_rows(run) for run in each] for label, each in methods.items()}
         metric, target = target_of(results, per_cent)
         costs = costs_to_reach(results, target, metric) if target is not None else {}
-        rows = [_answer_row(label, results[label], metric, target, costs.get(label)) for label in results]
+        sizes = {label: networks(each[0]) for label, each in methods.items()}
+        rows = [
+            _answer_row(label, results[label], metric, target, costs.get(label), sizes[label])
+            for label in results
+        ]
         tables.append((f"Results {setting}".strip(), rows))
-        sentences += _sentences(setting, results, metric, target, costs)
+        sentences += _sentences(setting, results, metric, target, costs, sizes)
         compared, caution = _against_best(results, metric)
         if compared:
             tables.append((f"Differences from the best {setting}".strip(), compared))
@@ -45,12 +52,16 @@ def _answer_row(
     metric: str,
     target: float | None,
     cost: Mapping[str, Any] | None,
+    sizes: Sizes,
 ) -> Record:
     sums = [totals(rows) for rows in results]
     ends = [rows[-1]["tiers"] for rows in results]
     row: Record = {"method": label, "seeds": len(results)}
     row["mean"] = spread(metric, [mean_over_tiers(rows[-1], metric) for rows in results])
     row.update({f"tier {tier}": spread(metric, [end[tier][metric] for end in ends]) for tier in ends[0]})
+    first = next(iter(ends[0]))
+    if first in sizes:
+        row[f"tier {first} runs"] = f"{short(sizes[first]['macs'])} MACs"
     row["sent"] = size(statistics.mean(total["bytes_down"] + total["bytes_up"] for total in sums))
     row["FLOPs"] = short(2 * statistics.mean(total["macs"] for total in sums))
     if target is not None and cost is not None:
@@ -69,6 +80,7 @@ def _sentences(
     metric: str,
     target: float | None,
     costs: Mapping[str, Mapping[str, Any]],
+    sizes: Mapping[str, Sizes],
 ) -> list[str]:
     """In words, the method that is best first."""
     sign = -1 if less_is_better(metric) else 1
@@ -88,6 +100,16 @@ def _sentences(
         }
         winner = max(means, key=lambda label: sign * means[label])
         words.append(f"Best on the {what} devices (tier {tier}): {winner}, {shown(metric, means[winner])}.")
+        macs = {label: each[tier]["macs"] for label, each in sizes.items() if tier in each}
+        if len(macs) == len(means) and macs[winner] > SAME_SIZE * min(macs.values()):
+            fewest = min(macs.values())
+            small = {label: means[label] for label in means if macs[label] <= SAME_SIZE * fewest}
+            fitting = max(small, key=lambda label: sign * small[label])
+            words[-1] += (
+                f" It gives them a network of {short(macs[winner])} MACs, {macs[winner] / fewest:.3g} times the "
+                "smallest; "
+                f"of the smallest networks the best is that of {fitting}, {shown(metric, small[fitting])}."
+            )
     reached = {label: cost for label, cost in costs.items() if cost["reached"]}
     if target is not None and reached:
         least = min(reached, key=lambda label: reached[label]["bytes"])

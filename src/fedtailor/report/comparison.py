@@ -44,7 +44,7 @@ def with_ending(rows: list[dict[str, Any]], config: RunConfig) -> list[dict[str,
 
 
 def target_of(results: Results, per_cent: float | None) -> tuple[str, float | None]:
-    """The metric that methods are judged by, and the value to reach: given, or one that every run reached."""
+    """The metric that methods are judged by, and the value to reach: given, or one that most runs reached."""
     every = [rows for runs in results.values() for rows in runs]
     metric = metric_of(every[0])
     if per_cent is None:

@@ -41,7 +41,9 @@ class Difference:
         """For people."""
         if self.beyond_noise is None:
             return "one seed: cannot be told" if self.seeds == 1 else "cannot be told"
-        return "larger than noise" if self.beyond_noise else "within noise"
+        if not self.beyond_noise:
+            return "within noise" if self.seeds >= ENOUGH_SEEDS else f"cannot be told with {self.seeds} seeds"
+        return "larger than noise"
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -50,7 +52,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
     >>> paired([0.90, 0.92, 0.91], [0.95, 0.96, 0.96]).verdict
     'larger than noise'
     >>> paired([0.90, 0.92], [0.95, 0.96]).verdict      # two seeds: the interval is 12.7 standard errors wide each way
-    'within noise'
+    'cannot be told with 2 seeds'
     """
     values = [b - a for a, b in zip(first, second, strict=True)]
     mean = statistics.mean(values)
@@ -71,7 +73,7 @@ def what_seeds_can_tell(seeds: int, comparisons: int = 1) -> str:
         "deviation over the seeds (95 % interval, paired t)."
     )
     if seeds < ENOUGH_SEEDS:
-        text += f" 'Within noise' then mostly means too few seeds, not equal methods: take {ENOUGH_SEEDS} or more."
+        text += f" What cannot be told is not equal: take {ENOUGH_SEEDS} seeds or more."
     if comparisons >= 3:
         alarms = comparisons * (1 - CONFIDENCE)
         text += f" {comparisons} comparisons: about {alarms:.2f} false alarms are to be expected."

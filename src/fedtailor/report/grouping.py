@@ -48,3 +48,8 @@ def round_to(value: float, digits: int = 6) -> float:
 def setting_filter(runs: Runs) -> tuple[str, ...]:
     """The column of the grid, where there is one."""
     return ("setting",) if any(run.setting for run in runs) else ()
+
+
+def networks(run: RunRecord) -> Mapping[str, Mapping[str, int]]:
+    """What the network costs that each tier was given last: parameters, and multiply-accumulates of a prediction."""
+    return next((note["deployed"] for note in reversed(run.notes) if note.get("deployed")), {})

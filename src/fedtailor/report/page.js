@@ -18,8 +18,10 @@
     const colour = (name) => style.getPropertyValue(name).trim();
     const text = { labelColor: colour("--ink"), titleColor: colour("--ink"), labelFontSize: 12, titleFontSize: 12 };
     const category = dark.matches
-      ? ["#56b4e9", "#e69f00", "#00c798", "#ff8fc7", "#f0e442", "#ff7f50", "#b8a1ff", "#c9d1d9"]
-      : ["#0072b2", "#b35900", "#00785a", "#a3447f", "#6b5b00", "#c0392b", "#5b4bb5", "#444c56"];
+      ? ["#56b4e9", "#e69f00", "#00c798", "#ff8fc7", "#f0e442", "#ff7f50", "#b8a1ff", "#c9d1d9",
+         "#8fd694", "#d98c5f", "#7ad7d0", "#ffb3b3", "#a0b8ff", "#d4c17f", "#e0a0ff", "#9aa5b1"]
+      : ["#0072b2", "#b35900", "#00785a", "#a3447f", "#6b5b00", "#c0392b", "#5b4bb5", "#444c56",
+         "#2e7d32", "#8d5524", "#00707a", "#ad1457", "#1a3fa0", "#7a6a00", "#7b1fa2", "#5f6b78"];
     return {
       background: "transparent", font: "system-ui, sans-serif",
       axis: { ...text, gridColor: colour("--line"), domainColor: colour("--line"), tickColor: colour("--line") },

@@ -15,6 +15,7 @@ from fedtailor.report.grouping import (
     by_setting,
     evaluated_rows,
     named,
+    networks,
     percent,
     round_to,
     setting_filter,
@@ -123,7 +124,7 @@ def _ends(runs: Runs) -> tuple[str, list[Record]]:
         tiers = {tier["name"]: tier for tier in run.setup.get("tiers", ())}
         end = evaluated_rows(run)[-1]
         for tier, scores in end["tiers"].items():
-            known = tiers.get(tier, {})
+            known = {**tiers.get(tier, {}), **networks(run).get(tier, {})}
             records.append(
                 {
                     "method": run.label,
@@ -145,15 +146,20 @@ def widths(runs: Runs) -> Panel:
     mean = {**score, "aggregate": "mean"}
     views: dict[str, Any] = {}
     by_tier = axis("tier", "device class", "ordinal", sort=None)
-    wide = axis("width", "width of the sub-model")
+    wide = axis("width", "width that the device can afford")
     choices = {"device class": by_tier}
     if all(record["width"] is not None for record in records):
         choices = {"width": wide, **choices}
     if all(record["parameters"] for record in records):
-        choices["parameters"] = axis("parameters", "parameters", scale={"type": "log"})
+        choices["parameters"] = axis(
+            "parameters", "parameters of the network that it runs", scale={"type": "log"}
+        )
     for name, x in choices.items():
         views[name] = lines_and_points(x, mean, score)
-    text = "Lines are means over seeds, points single seeds, at the last evaluation."
+    text = (
+        "Lines are means over seeds, points single seeds, at the last evaluation. Some methods have one network for "
+        "all: choose parameters to see what a device would have to run."
+    )
     chart = Chart("width", f"{metric} against size", text, records, views, setting_filter(runs))
     return Panel("width", "What each size of device gets", charts=[chart])
 

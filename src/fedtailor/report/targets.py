@@ -56,14 +56,15 @@ def cost_to_reach(rows: Sequence[Row], target: float, metric: str | None = None)
 
 
 def common_target(results: Sequence[Sequence[Row]], metric: str) -> float | None:
-    """The hardest whole per cent (or three digits, for other metrics) that every one of these runs reached."""
+    """The hardest whole per cent (or three digits, for other metrics) that three quarters of these runs reached.
+
+    Not all of them: a single run that fails would make the target worthless for the others.
+    """
     sign = -1 if less_is_better(metric) else 1
-    best = [
-        max((sign * mean_over_tiers(row, metric) for row in rows if row.get("tiers")), default=math.nan)
-        for rows in results
-    ]
-    worst = min(best, default=math.nan)
-    if not all(map(math.isfinite, best)) or not math.isfinite(worst):
+    scores = ([sign * mean_over_tiers(row, metric) for row in rows if row.get("tiers")] for rows in results)
+    best = sorted((max(filter(math.isfinite, each), default=-math.inf) for each in scores), reverse=True)
+    reached = best[math.ceil(len(best) * 3 / 4) - 1] if best else -math.inf
+    if not math.isfinite(reached):
         return None
     digits = 2 if metric == "accuracy" else 3
-    return float(sign * math.floor(round(worst * 10**digits, 9)) / 10**digits)
+    return float(sign * math.floor(round(reached * 10**digits, 9)) / 10**digits)

@@ -103,7 +103,8 @@ def run_rounds(
             row["best_round"] = best.round
         row["resting"] = len(faults.resting(strikes, settings.engine))
         at = at.after(state, tries[-1].updates, best, strikes)
-        row["notes"] = round_notes(method, state, tries[-1].updates, model)
+        shown = fleet.tiers if "tiers" in row and method.norm != "local" else ()
+        row["notes"] = round_notes(method, state, tries[-1].updates, model, shown)
         on_round({**row, "seconds": round(time.monotonic() - started, 4)}, at)
     return at
 

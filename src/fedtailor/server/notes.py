@@ -1,10 +1,11 @@
 """What a report wants to know and no computation reads: who trained which units, and what a method wants to show.
 
 setup.json     written once: tiers, data of each client, axes of every weight
-notes.jsonl    one line per round: {"round", "cuts", "method"}
+notes.jsonl    one line per round: {"round", "cuts", "method", "deployed"}
 
 ``cuts`` counts equal cuts: units of each group as text (``0-15,20``), groups that are held whole are left out. Weights
-with a tag of their own (``conv1.weight@base3``) are counted by tag. ``method`` is what the method's ``notes`` returned.
+with a tag of their own (``conv1.weight@base3``) are counted by tag. ``method`` is what the method's ``notes`` returned;
+``deployed``, in rounds with an evaluation, what a prediction costs with the network that each tier is given.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from fedtailor.data import picture
 from fedtailor.data.federated import FederatedData
 from fedtailor.elastic.model import ElasticModel
-from fedtailor.fleet import Fleet
+from fedtailor.fleet import Fleet, Tier
 from fedtailor.method import Method
 from fedtailor.round import ServerState, Update
 
@@ -44,9 +45,13 @@ class Diagnosing(Protocol):
 
 
 def round_notes(
-    method: Method, state: ServerState, updates: Sequence[Update], model: ElasticModel
+    method: Method,
+    state: ServerState,
+    updates: Sequence[Update],
+    model: ElasticModel,
+    tiers: Sequence[Tier] = (),
 ) -> dict[str, Any]:
-    """The line of one round; ``state`` is the one after it."""
+    """The line of one round; ``state`` is the one after it, ``tiers`` are those that were evaluated."""
     counted: Counter[tuple[tuple[tuple[str, str], ...], tuple[str, ...]]] = Counter()
     for update in updates:
         channels = tuple((group, as_text(units)) for group, units in update.patch.cut.key)
@@ -58,7 +63,14 @@ def round_notes(
         for (channels, tags), count in sorted(counted.items())
     ]
     own = dict(method.notes(state, updates, model)) if isinstance(method, TakesNotes) else {}
-    return {"round": state.round, "cuts": cuts, **({"method": own} if own else {})}
+    deployed = {tier.name: _deployed(method, state, tier, model) for tier in tiers}
+    line = {"round": state.round, "cuts": cuts, "method": own, "deployed": deployed}
+    return {key: value for key, value in line.items() if value or key in ("round", "cuts")}
+
+
+def _deployed(method: Method, state: ServerState, tier: Tier, model: ElasticModel) -> dict[str, int]:
+    costs = [model.cost(patch.cut) for patch in method.deploy(state, tier.budget, model).patches]
+    return {"params": sum(cost.params for cost in costs), "macs": sum(cost.macs for cost in costs)}
 
 
 def describe_setup(method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet) -> dict[str, Any]:
