@@ -162,8 +162,11 @@ class LocalSteps:
             leaves = {
                 n: gather(value, table[n]) if n in table else value for n, value in self.weights.items()
             }
-            if layout != self.layout:
-                leaves |= {n: _leaf(value, False, layout) for n, value in leaves.items() if n in table}
+            leaves |= {
+                n: _leaf(value, False, layout)
+                for n, value in leaves.items()
+                if n in table and (layout != self.layout or not _laid_out(value, layout))
+            }
         for name, leaf in leaves.items():
             leaf.requires_grad_(self.weights[name].requires_grad)
         return {**leaves, **own}
@@ -200,6 +203,11 @@ def _leaf(value: Tensor, trainable: bool, layout: torch.memory_format) -> Tensor
     images = value.dim() == 4
     copied = value.detach().clone(memory_format=layout if images else torch.contiguous_format)
     return copied.requires_grad_(trainable)
+
+
+def _laid_out(value: Tensor, layout: torch.memory_format) -> bool:
+    """Whether a gathered tensor is in the layout to train in: listed positions are gathered into the ordinary one."""
+    return value.dim() != 4 or value.is_contiguous(memory_format=layout)
 
 
 class _Optimiser:
