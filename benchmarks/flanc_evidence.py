@@ -53,7 +53,7 @@ class Piece:
 
 PIECES = {
     "fashion-dynamic-iid": Piece(FASHION, ABLATED, 2),
-    "fashion-dynamic-classes": Piece(FASHION, ABLATED, 2, ("data.partition=classes",)),
+    "fashion-dynamic-classes": Piece(FASHION, ABLATED, 2, ("data.partition=classes", "training.lr=0.02")),
     "fashion-static-iid": Piece(FASHION, METHODS, 2, ("fleet.capacity=static",)),
     "fashion-two-25-75": Piece(FASHION, METHODS, 2, ("fleet.name=two-25-75",)),
     "fashion-two-75-25": Piece(FASHION, METHODS, 2, ("fleet.name=two-75-25",)),

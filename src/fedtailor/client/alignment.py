@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.client.layout import Layouts
 from fedtailor.client.sketch import Transform, cosine
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.layout import Layouts, laid_out
 from fedtailor.elastic.model import ElasticModel, Weights
 from fedtailor.elastic.patch import gather, scatter
 from fedtailor.elastic.unit_map import Vector
@@ -153,12 +153,8 @@ class Alignment:
     def at(self, cut: Cut) -> Weights:
         """The weights of a cut in the layout that runs fastest; statistics stay with their owner."""
         table, layout = self.model.table(cut), Layouts(self.model).at(cut)
-        small = {n: gather(w, table[n]) for n, w in self.weights.items() if n in table}
-        return {
-            n: w.contiguous(memory_format=layout) if w.dim() == 4 else w
-            for n, w in small.items()
-            if n not in self.model.statistics
-        }
+        held = {n: w for n, w in self.weights.items() if n in table and n not in self.model.statistics}
+        return laid_out({n: gather(w, table[n]) for n, w in held.items()}, layout)
 
     def _placed(self, gradient: Weights, cut: Cut) -> list[Tensor]:
         """A gradient at a cut as one of the full model: what the cut does not hold has none."""

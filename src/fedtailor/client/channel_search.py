@@ -14,10 +14,10 @@ from fractions import Fraction
 
 import torch
 
-from fedtailor.client.layout import Layouts
 from fedtailor.data.batches import Examples, batch_size
 from fedtailor.elastic.curves import Counts
-from fedtailor.elastic.model import ElasticModel, Weights
+from fedtailor.elastic.layout import to_run
+from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
 from fedtailor.errors import FedtailorError
 
@@ -113,7 +113,6 @@ class LocalScore:
         if len(places) > 1 and len(places[-1]) == 1:  # one example has no variance
             places = (*places[:-2], torch.cat(places[-2:]))
         self.batches = [self.data.take(chosen) for chosen in places]
-        self.layouts = Layouts(self.model)
 
     def __call__(self, size: Counts) -> float:
         values = self.metrics(size)
@@ -124,7 +123,7 @@ class LocalScore:
         """Mean loss and metrics of a size."""
         if size not in self.found:
             cut = self.model.costs.cut(size)
-            weights = self._laid_out(self.model.narrow(self.patch, cut))
+            weights = to_run(self.model, self.model.narrow(self.patch, cut)).values
             totals: dict[str, float] = {}
             for batch in self.batches:
                 output = self.model.forward(weights, cut, batch, mode="calibrate")
@@ -136,11 +135,3 @@ class LocalScore:
             self.found[size] = {name: total / len(self.data) for name, total in totals.items()}
             self.macs += self.model.costs.measure("macs", size) * len(self.data)
         return self.found[size]
-
-    def _laid_out(self, patch: Patch) -> Weights:
-        """In the memory layout in which the client trains, which is the faster one."""
-        layout = self.layouts.at(patch.cut)
-        return {
-            name: value.contiguous(memory_format=layout) if value.dim() == 4 else value
-            for name, value in patch.values.items()
-        }

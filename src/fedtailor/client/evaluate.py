@@ -9,6 +9,7 @@ import torch
 
 from fedtailor.data.batches import Batch, Examples, batch_size
 from fedtailor.elastic.ensemble import mean_of
+from fedtailor.elastic.layout import to_run
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
 
@@ -34,6 +35,7 @@ def batch_scores(
 ) -> list[Score]:
     """What some of the batches score."""
     scores: list[Score] = []
+    patches = [to_run(model, patch) for patch in patches]
     for number in batches:
         first = number * EVALUATION_BATCH
         batch = data.take(torch.arange(first, min(first + EVALUATION_BATCH, len(data))))

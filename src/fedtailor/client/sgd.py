@@ -20,10 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.sgd import sgd
 
-from fedtailor.client.layout import Layouts
 from fedtailor.data.batches import Batch, Examples, batch_size
 from fedtailor.elastic import norm
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.layout import Layouts
 from fedtailor.elastic.model import ElasticModel, Weights
 from fedtailor.elastic.patch import Patch, Where, gather, scatter
 from fedtailor.errors import FedtailorError, require

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedtailor.data.batches import Examples
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.layout import to_run
 from fedtailor.elastic.model import ElasticModel, Weights
 from fedtailor.elastic.patch import Patch, gather
 from fedtailor.errors import FedtailorError
@@ -107,11 +108,12 @@ def measure_statistics(
 ) -> tuple[Weights, int]:
     """The cumulative average of batch statistics over the data, and the number of batches (sBN's query)."""
     fresh = {name: _blank(model, name, patch.cut, patch.values) for name in model.statistics}
-    values = {**patch.values, **fresh}
+    ready = to_run(model, patch)
+    values = {**ready.values, **fresh}
     count = 0
     for chosen in torch.arange(len(data)).split(batch_size):
         if len(chosen) > 1:  # one example has no variance
-            model.forward(values, patch.cut, data.take(chosen), mode="calibrate")
+            model.forward(values, ready.cut, data.take(chosen), mode="calibrate")
             count += 1
     return {tagged(name, patch.cut): value for name, value in fresh.items()}, count
 

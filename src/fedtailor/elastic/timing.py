@@ -9,6 +9,7 @@ from torch.utils.benchmark import Timer
 
 from fedtailor.data.batches import map_tensors
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.layout import Layouts, laid_out
 from fedtailor.elastic.memory import Workload
 
 if TYPE_CHECKING:
@@ -24,13 +25,7 @@ def step_time(
 
     The fastest of repeated steps counts: everything else that runs here makes steps slower, never faster.
     """
-    from fedtailor.client.layout import Layouts  # clients build on this package
-
-    layout = Layouts(model).at(cut)
-    weights = {
-        name: value.contiguous(memory_format=layout) if value.dim() == 4 else value
-        for name, value in model.cut(model.weights(), cut).values.items()
-    }
+    weights = laid_out(model.cut(model.weights(), cut).values, Layouts(model).at(cut))
     trained = [weights[name].requires_grad_() for name in model.parameters if name in model.trainable]
     optimiser = torch.optim.SGD(trained, lr=1e-6, momentum=0.9 if workload.optimiser_slots else 0.0)
     rows = torch.arange(workload.batch_size)

@@ -16,6 +16,7 @@ import torch
 from fedtailor.engines.lifeline import beat_of
 from fedtailor.engines.luggage import NotPortable
 from fedtailor.engines.messages import Job, Tensors, Value
+from fedtailor.engines.settings import KEEP_MEMORY
 from fedtailor.engines.shared_memory import SharedMemory, aligned
 from fedtailor.engines.worker import ANSWER, FAILED, READY, SIGNAL, START
 from fedtailor.errors import FedtailorError
@@ -27,10 +28,6 @@ START_SECONDS = 300.0  # importing PyTorch takes one or two on an idle machine
 SILENCE_SECONDS = 300.0  # a worker that shows no life for so long is stopped or stuck
 REAP_SECONDS = 10.0
 LAST_WORDS_SECONDS = 1.0
-
-# Training frees and asks for the same few megabytes in every step. By default glibc gives them back to the system each
-# time and gets them page by page: a quarter of the time of a small network. These are its largest permitted values.
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 
 class Died(Exception):  # noqa: N818  (what happened to the worker)
@@ -163,6 +160,6 @@ def _spawn(line: int, mailbox: int, luggage: int) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", _BOOT, json.dumps([str(path) for path in sys.path]), *numbers],
         pass_fds=(line, mailbox, luggage),
         stdin=subprocess.DEVNULL,
-        env={**_MALLOC, **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        env={**KEEP_MEMORY, **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         process_group=0,  # Ctrl-C is for the parent, which decides what becomes of the round
     )

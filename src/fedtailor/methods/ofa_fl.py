@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Literal, cast
 from torch import Tensor
 
 from fedtailor.client import sgd
-from fedtailor.client.layout import Layouts
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elastic import norm
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cost import Cost
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.layout import Layouts, laid_out
 from fedtailor.elastic.levels import DEEPEST, Levels, Mask
 from fedtailor.elastic.model import ElasticModel, Weights
 from fedtailor.elastic.norm import Policy
@@ -222,10 +222,8 @@ def _masks(networks: Sequence[Cut], model: ElasticModel) -> Weights:
         if (mask := cut.sparse) is None:
             continue
         for name in mask.levels.maps:
-            factors = mask.of(name).to(model.dtype(name))
-            images = factors.dim() == 4
-            masks[norm.tagged(name, cut)] = factors.contiguous(memory_format=layout) if images else factors
-    return masks
+            masks[norm.tagged(name, cut)] = mask.of(name).to(model.dtype(name))
+    return laid_out(masks, layout)
 
 
 def _masked(weights: Weights, cut: Cut, masks: Weights) -> Weights:

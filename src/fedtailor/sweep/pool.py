@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtailor.config import to_toml
-from fedtailor.engines.settings import available_cores
+from fedtailor.engines.settings import KEEP_MEMORY, available_cores
 from fedtailor.errors import CorruptError, FedtailorError, LockedError, QuorumError, StorageError
 from fedtailor.server.interrupt import Request, stop_requests
 from fedtailor.server.run_folder import METRICS, Row
@@ -94,6 +94,7 @@ class _Worker:
             [sys.executable, "-m", "fedtailor.sweep.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**KEEP_MEMORY, **os.environ},
             start_new_session=True,
         )
         assert self.process.stdout is not None, "asked for"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.client.layout import Layouts
 from fedtailor.elastic import elastic
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.layout import Layouts
 from fedtailor.elastic.selections import prefix
 from fedtailor.models import build_model
 from helpers import cnn_model
