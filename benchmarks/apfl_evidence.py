@@ -9,32 +9,29 @@ round. `figures` only draws. `--seconds` starts no run later than that.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import tomllib
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import charts
+import records
 import torch
+from records import Result
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.config import RunConfig, make_config
 from fedtailor.elastic import norm
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.patch import Patch
-from fedtailor.report.targets import spending
-from fedtailor.run import Run, resume, run_config
+from fedtailor.report.accounting import spending
+from fedtailor.run import Run
 from fedtailor.server.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs" / "evidence-12"
-EVIDENCE = ROOT / "docs" / "evidence" / "12"
-FIGURES = ROOT / "docs" / "figures"
+RUNS = records.runs_of("12")
+EVIDENCE = records.EVIDENCE / "12"
 CONFIG = "configs/apfl-cifar10-small.toml"
 
 TRAINED = 30  # rounds of FedPA, and all rounds of the baselines
@@ -50,8 +47,6 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "fedavg-half": {"name": "fedavg", "width": "1/2"},
 }
 SEEDS = (1, 2)
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Trial:
 
     def config(self, workers: str | None) -> RunConfig:
         """The config of the run; the baselines have no warm-up and no search."""
-        table = tomllib.loads((ROOT / CONFIG).read_text(encoding="utf-8"))
+        table = tomllib.loads((records.ROOT / CONFIG).read_text(encoding="utf-8"))
         for section, settings in PIECES[self.piece].items():
             table[section] |= settings
         table |= {"name": self.name, "seed": self.seed}
@@ -91,12 +86,9 @@ def perform(trial: Trial, workers: str | None) -> None:
         print(f"{trial.name}: done before", flush=True)
         return
     started, folder = time.monotonic(), RUNS / trial.name
-    run = resume(folder) if folder.exists() else run_config(trial.config(workers), folder)
+    run = records.run_or_resume(trial.config(workers), folder)
     result = result_of(trial, run, RunFolder(folder).rows())
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    part.replace(target)
+    records.write(target, result)
     print(f"{trial.name}: {time.monotonic() - started:.0f} s {result['mean']}", flush=True)
 
 
@@ -179,8 +171,7 @@ def _by_stage(rows: list[Any]) -> dict[str, float]:
 
 def finished(piece: str, method: str) -> list[Result]:
     """The results of the seeds that are there."""
-    files = [EVIDENCE / f"{Trial(piece, method, seed).name}.json" for seed in SEEDS]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    return records.read(EVIDENCE / f"{Trial(piece, method, seed).name}.json" for seed in SEEDS)
 
 
 def draw() -> None:
@@ -213,7 +204,7 @@ def _architectures(there: dict[tuple[str, str], list[Result]]) -> None:
         title = f"{piece}, tier {tier}: share of units kept, by channel group"
         panels.append(charts.lines(title, series, charts.HEIGHT * len(panels)))
     if panels:
-        charts.write(FIGURES / "apfl-figure-3.svg", panels)
+        charts.write(records.FIGURES / "apfl-figure-3.svg", panels)
 
 
 def _costs(there: dict[tuple[str, str], list[Result]]) -> None:
@@ -228,7 +219,7 @@ def _costs(there: dict[tuple[str, str], list[Result]]) -> None:
                 charts.bars(f"mean {unit} of a client's network", groups, charts.HEIGHT * len(panels))
             )
     if panels:
-        charts.write(FIGURES / "apfl-figure-5.svg", panels)
+        charts.write(records.FIGURES / "apfl-figure-5.svg", panels)
 
 
 def _traffic(there: dict[tuple[str, str], list[Result]]) -> None:
@@ -247,7 +238,7 @@ def _traffic(there: dict[tuple[str, str], list[Result]]) -> None:
             title = f"{piece}: megabytes until tier 0.5 reaches an accuracy"
             panels.append(charts.bars(title, groups, charts.HEIGHT * len(panels)))
     if panels:
-        charts.write(FIGURES / "apfl-figure-4.svg", panels)
+        charts.write(records.FIGURES / "apfl-figure-4.svg", panels)
 
 
 def _bytes_to(course: list[Result], target: float) -> float | None:
@@ -256,14 +247,8 @@ def _bytes_to(course: list[Result], target: float) -> float | None:
 
 def main() -> None:
     """Run what is asked for, then draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [*PIECES, "figures"]
-    parser.add_argument("pieces", nargs="*", choices=[*names, []], metavar="piece", help=", ".join(names))
-    parser.add_argument("--list", action="store_true", help="Show the runs and stop.")
+    parser = records.arguments(__doc__, [*PIECES, "figures"])
     parser.add_argument("--workers", help="Worker processes; the default is all cores.")
-    parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
     started = time.monotonic()
     for trial in trials([piece for piece in options.pieces or PIECES if piece in PIECES]):

@@ -22,8 +22,11 @@ HEIGHT, LEFT, RIGHT = 280, 60, 480
 Points = Sequence[tuple[float, float]]
 
 
-def lines(title: str, series: Mapping[str, Points], top: int = 0) -> str:
-    """One line for each series; the names stand to the right."""
+def lines(title: str, series: Mapping[str, Points], top: int = 0, dashed: str = "") -> str:
+    """One line for each series; the names stand to the right.
+
+    Series whose names end in ``dashed`` are drawn so, in the colours of the others once more.
+    """
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     low, high = min(ys), max(ys)
@@ -35,11 +38,16 @@ def lines(title: str, series: Mapping[str, Points], top: int = 0) -> str:
     parts = [_frame(title, low, high, top)]
     for x in sorted(set(xs))[:: max(1, len(set(xs)) // 6)]:
         parts.append(f'<text x="{place(x, low)[0]:.0f}" y="{top + 248}" text-anchor="middle">{x:g}</text>')
+    plain = [name for name in series if not dashed or not name.endswith(dashed)]
+    again = [name for name in series if name not in plain]
     for number, (name, points) in enumerate(series.items()):
-        colour = COLOURS[number % len(COLOURS)]
+        order = again.index(name) if name in again else plain.index(name)
+        colour = COLOURS[order % len(COLOURS)]
+        style = ' stroke-dasharray="5 4"' if name in again else ""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="495" y="{top + 40 + 18 * number}" fill="{colour}">{name}</text>')
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>')
+        key = f"{name} - -" if style else name
+        parts.append(f'<text x="495" y="{top + 40 + 18 * number}" fill="{colour}">{key}</text>')
     return "\n".join(parts)
 
 

@@ -1,30 +1,27 @@
-"""Run the comparisons behind docs/methods piece by piece, and write docs/evidence as each piece finishes.
+"""Run the comparisons of FjORD, FLANC and other methods piece by piece, and write docs/evidence as each finishes.
 
     FEDTAILOR_DATA=... python benchmarks/evidence.py [--list] [piece ...]
 
 Without names all pieces run, one after the other, each on all cores. Call it again after an interruption: finished runs
 are skipped, begun ones go on from their last round, finished pieces are left alone. Pieces of one experiment share
 their runs. Of FjORD's, `centralised-mnist` is the authors' notebook, `isolated-mnist` the paper's figure 3, the others
-its federated tables on data that fits here; `channels-*` sets beside it all methods that choose channels otherwise.
+its federated tables on data that fits here; `channels-*` sets beside it all methods that choose channels otherwise. Of
+FLANC's, whose names begin with `flanc`, each also says what the bases look like at the end.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs" / "evidence"
-EVIDENCE = ROOT / "docs" / "evidence"
+import records
+import torch
+
+from fedtailor.server.run_folder import RunFolder
 
 METHODS = "fjord,fjord:distillation=false,heterofl,fedavg:width=1/5"
 CHANNELS = f"{METHODS},efd,federated-dropout,uniprob,fedrolex,fedrolex:phase=independent,splitmix:base=1/5"
@@ -32,6 +29,8 @@ UNSCALED = (
     "heterofl:scaler=false,uniprob:inverted_scaling=false"  # what scaling does where nothing normalises
 )
 ISOLATED = ",".join(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
+COMPOSED = "flanc,heterofl,fjord:widths=uniform-4:distillation=false"
+ABLATED = f"{COMPOSED},flanc:regulariser=off"
 
 
 @dataclass(frozen=True)
@@ -45,22 +44,19 @@ class Piece:
     seeds: int
     overrides: tuple[str, ...] = ()
 
-    def command(self) -> list[str]:
-        """The command line."""
-        settings = [part for key in (*self.overrides, f"name={self.experiment}") for part in ("--set", key)]
-        chosen = ["--methods", self.methods, "--seeds", str(self.seeds), "--runs", str(RUNS), "--json"]
-        return [
-            sys.executable,
-            "-m",
-            "fedtailor",
-            "compare",
-            f"configs/{self.config}.toml",
-            *chosen,
-            *settings,
-        ]
+    @property
+    def runs(self) -> Path:
+        """Where its runs lie."""
+        return records.runs_of("9") if self.issue == 9 else records.ROOT / "runs" / "evidence"
+
+    def line(self) -> list[str]:
+        """The call."""
+        settings = (*self.overrides, f"name={self.experiment}")
+        return records.compare_line(self.config, self.methods, self.runs, settings, self.seeds)
 
 
 CENTRAL, FASHION, FEMNIST = "fjord-centralised-mnist", "fjord-fashion-mnist-small", "fjord-femnist-small"
+FLANC = "flanc-fashion-mnist-small"
 SKEWED = ("data.partition=dirichlet",)
 PIECES = {
     "centralised-mnist": Piece(8, "centralised-mnist", CENTRAL, "fjord:distillation=false", 3),
@@ -76,60 +72,75 @@ PIECES = {
     "fashion-random-drop": Piece(8, "fashion-random-drop", FASHION, "fjord:random_drop=0.25", 1),
     "shakespeare": Piece(8, "shakespeare", "fjord-shakespeare-small", "fjord", 1),
     "isolated-mnist": Piece(8, "centralised-mnist", CENTRAL, f"{ISOLATED},fjord", 3),
+    "flanc-dynamic-iid": Piece(9, "fashion-dynamic-iid", FLANC, ABLATED, 2),
+    "flanc-dynamic-classes": Piece(
+        9, "fashion-dynamic-classes", FLANC, ABLATED, 2, ("data.partition=classes", "training.lr=0.02")
+    ),
+    "flanc-static-iid": Piece(9, "fashion-static-iid", FLANC, COMPOSED, 2, ("fleet.capacity=static",)),
+    "flanc-two-25-75": Piece(9, "fashion-two-25-75", FLANC, COMPOSED, 2, ("fleet.name=two-25-75",)),
+    "flanc-two-75-25": Piece(9, "fashion-two-75-25", FLANC, COMPOSED, 2, ("fleet.name=two-75-25",)),
+    "flanc-shakespeare": Piece(9, "shakespeare", "flanc-shakespeare-small", "flanc", 1),
 }
 
 
 def run(name: str) -> None:
     """Run a piece, or go on with it, and write what it gives."""
     piece = PIECES[name]
-    target = EVIDENCE / str(piece.issue) / f"{name}.json"
+    target = records.EVIDENCE / str(piece.issue) / f"{name.removeprefix('flanc-')}.json"
     if target.exists():
         print(f"{name}: done before")
         return
-    started = time.monotonic()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = piece.command()
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
-    result: dict[str, Any] = json.loads(done.stdout)
-    shown = ["fedtailor", *command[3:]]
-    result = {"command": " ".join(shown).replace(f"{ROOT}/", ""), "methods": result["methods"]}
+    started, line = time.monotonic(), piece.line()
+    result = {"command": records.shown(line), "methods": records.call(line)["methods"]}
+    folders = sorted(file.parent for file in (piece.runs / piece.experiment).glob("*/metrics.jsonl"))
+    if bases := {folder.name: found for folder in folders if (found := bases_of(folder))}:
+        result["bases"] = bases
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_curve(RUNS / piece.experiment, target.with_suffix(".csv"))
-    part = target.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    part.replace(target)
+    write_curve(folders, target.with_suffix(".csv"))
+    records.write(target, result)
     print(f"{name}: {time.monotonic() - started:.0f} s")
 
 
-def write_curve(runs: Path, target: Path) -> None:
-    """Every evaluation of every run: one row per round and tier."""
+def bases_of(folder: Path) -> dict[str, dict[str, float]]:
+    """How orthogonal FLANC's bases are at the end of a run, and how large the coefficients (its figures 5 and 6)."""
+    found: dict[str, dict[str, float]] = {}
+    for name, table in RunFolder(folder).load_diagnostics().items():
+        if name.startswith("gram/"):
+            errors = table - torch.eye(len(table))
+            lengths = table.diagonal().sqrt()
+            cosines = (table / lengths.outer(lengths)).fill_diagonal_(0)
+            figures = {"mean_squared_error": errors.square().mean(), "largest_cosine": cosines.abs().max()}
+        elif name.startswith("coefficients/"):
+            figures = {"mean_coefficient": table.mean(), "smallest": table.min(), "largest": table.max()}
+        else:
+            continue
+        found[name] = {key: float(f"{float(value):.4g}") for key, value in figures.items()}
+    return found
+
+
+def write_curve(folders: list[Path], target: Path) -> None:
+    """Every evaluation of every run: one row per round and tier; bytes are those of the round, both ways."""
     with target.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["run", "round", "tier", "accuracy", "loss", "perplexity"])
-        for file in sorted(runs.glob("*/metrics.jsonl")):
-            for line in file.read_text(encoding="utf-8").splitlines():
+        rows.writerow(["run", "round", "tier", "accuracy", "loss", "perplexity", "bytes_down", "bytes_up"])
+        for folder in folders:
+            for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 for tier, values in (row.get("tiers") or {}).items():
                     figures = (values["accuracy"], values["loss"], math.exp(values["loss"]))
-                    rows.writerow(
-                        [file.parent.name, row["round"], tier, *(f"{figure:.5g}" for figure in figures)]
-                    )
+                    accuracy, loss, perplexity = (f"{figure:.5g}" for figure in figures)
+                    sent = (row["bytes_down"], row["bytes_up"])
+                    rows.writerow([folder.name, row["round"], tier, accuracy, loss, perplexity, *sent])
 
 
 def main() -> None:
     """Run the pieces that were named, or all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("pieces", nargs="*", choices=[*PIECES, []], metavar="piece", help=", ".join(PIECES))
-    parser.add_argument("--list", action="store_true", help="Show the commands and stop.")
-    options = parser.parse_args()
+    options = records.arguments(__doc__, PIECES).parse_args()
+    started = time.monotonic()
     for name in options.pieces or PIECES:
         if options.list:
-            print(" ".join(PIECES[name].command()[1:]))
-        else:
+            print(records.shown(PIECES[name].line()))
+        elif time.monotonic() - started < options.seconds:
             run(name)
 
 

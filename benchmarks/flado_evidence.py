@@ -10,24 +10,18 @@ every evaluation); ``tables.json`` joins them: cost to reach common targets, and
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+import records
 
 from fedtailor.report.accounting import best, spending, target_table
 from fedtailor.server.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs" / "evidence-10"
-EVIDENCE = ROOT / "docs" / "evidence" / "10"
-CONFIG = "configs/flado-fashion-mnist-small.toml"
+RUNS = records.runs_of("10")
+EVIDENCE = records.EVIDENCE / "10"
 
 FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
 METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
@@ -54,12 +48,8 @@ PIECES = {
 
 def command(piece: str, method: str, seed: int) -> list[str]:
     """One run: ``compare`` of a single method with a single seed."""
-    name = f"{piece}-{slug(method)}-{seed}"
-    settings = [
-        part for key in (*PIECES[piece].overrides, f"seed={seed}", f"name={name}") for part in ("--set", key)
-    ]
-    chosen = ["--methods", method, "--runs", str(RUNS), "--json"]
-    return [sys.executable, "-m", "fedtailor", "compare", CONFIG, *chosen, *settings]
+    settings = (*PIECES[piece].overrides, f"seed={seed}", f"name={piece}-{slug(method)}-{seed}")
+    return records.compare_line("flado-fashion-mnist-small", method, RUNS, settings)
 
 
 def slug(method: str) -> str:
@@ -74,16 +64,13 @@ def run(piece: str, method: str, seed: int) -> None:
     if target.exists():
         print(f"{name}: done before", flush=True)
         return
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     line = command(piece, method, seed)
-    done = subprocess.run(line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
+    records.call(line)
     (folder,) = (path for path in (RUNS / name).iterdir() if path.is_dir() and not path.name.startswith("."))
     rows = RunFolder(folder).rows()
     course = spending(rows)
     result = {
-        "command": " ".join(["fedtailor", *line[3:]]).replace(f"{ROOT}/", ""),
+        "command": records.shown(line),
         "piece": piece,
         "method": method,
         "seed": seed,
@@ -91,10 +78,7 @@ def run(piece: str, method: str, seed: int) -> None:
         "best": best(course).figures(),
         "course": [spent.figures() for spent in course],
     }
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    part.replace(target)
+    records.write(target, result)
     print(f"{name}: best {100 * result['best']['value']:.2f} %, {result['seconds']} s", flush=True)
 
 
@@ -113,24 +97,18 @@ def write_tables() -> None:
                 ).rows()
     tables = {name: target_table(runs, (0.02, 0.05, 0.1)) for name, runs in found.items()}
     if tables:
-        (EVIDENCE / "tables.json").write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+        records.write(EVIDENCE / "tables.json", tables)
 
 
 def main() -> None:
     """Run the pieces that were named, or all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("pieces", nargs="*", choices=[*PIECES, []], metavar="piece", help=", ".join(PIECES))
-    parser.add_argument("--list", action="store_true", help="Show the commands and stop.")
-    parser.add_argument("--seconds", type=float, default=float("inf"))
-    options = parser.parse_args()
+    options = records.arguments(__doc__, PIECES).parse_args()
     started = time.monotonic()
     for piece in options.pieces or PIECES:
         for seed in PIECES[piece].seeds:
             for method in PIECES[piece].methods:
                 if options.list:
-                    print(" ".join(command(piece, method, seed)[1:]).replace(f"{ROOT}/", ""))
+                    print(records.shown(command(piece, method, seed)))
                 elif time.monotonic() - started < options.seconds:
                     run(piece, method, seed)
                     write_tables()

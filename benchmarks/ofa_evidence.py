@@ -8,22 +8,19 @@ an interruption: finished runs are skipped, a begun one goes on from its last ro
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+import charts
+import records
+from records import Result
 
 from fedtailor.config import load_config
-from fedtailor.run import resume, run_config
 from fedtailor.server.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "runs" / "evidence-11"
-EVIDENCE = ROOT / "docs" / "evidence" / "11"
-FIGURES = ROOT / "docs" / "figures"
+RUNS = records.runs_of("11")
+EVIDENCE = records.EVIDENCE / "11"
 
 METHODS = {
     "ofa-fl": (),
@@ -32,9 +29,6 @@ METHODS = {
 }
 SCOPES = {"global": (), "layerwise": ("method.layerwise=true",)}
 SEEDS = (1, 2)
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee")
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -82,16 +76,10 @@ def perform(trial: Trial, workers: list[str]) -> None:
     if target.exists():
         print(f"{trial.name}: done before")
         return
-    started, folder = time.monotonic(), RunFolder(RUNS / trial.name)
-    config = load_config(ROOT / "configs" / f"{trial.config}.toml", [*trial.settings, *workers])
-    if not folder.path.exists():
-        run_config(config, folder.path)
-    elif not folder.finished:
-        resume(folder.path)
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    part.write_text(json.dumps(result_of(trial, folder), indent=1) + "\n", encoding="utf-8")
-    part.replace(target)
+    started, folder = time.monotonic(), RUNS / trial.name
+    config = load_config(records.ROOT / "configs" / f"{trial.config}.toml", [*trial.settings, *workers])
+    records.run_or_resume(config, folder)
+    records.write(target, result_of(trial, RunFolder(folder)))
     print(f"{trial.name}: {time.monotonic() - started:.0f} s")
 
 
@@ -137,8 +125,7 @@ def _point(point: Result) -> Result:
 
 def finished(piece: str) -> list[Result]:
     """The results of a piece that are there."""
-    files = [EVIDENCE / f"{trial.name}.json" for trial in PIECES[piece]]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    return records.read(EVIDENCE / f"{trial.name}.json" for trial in PIECES[piece])
 
 
 def draw() -> None:
@@ -146,13 +133,16 @@ def draw() -> None:
     for piece, number in (("mlp", 2), ("cnn", 3)):
         results = finished(piece)
         if len(results) == len(PIECES[piece]):
-            panels = [(f"best average round ({piece})", "best"), (f"last round ({piece})", "final")]
-            figure = [(title, _lines(results, when)) for title, when in panels]
-            _write(f"ofa-figure-{number}.svg", figure, "density")
-            for when in ("best", "final"):
+            panels = []
+            for when, called in (("best", "round of the best average"), ("final", "last round")):
+                title = f"{piece}, {called}: accuracy (%) by density"
+                top = charts.HEIGHT * len(panels)
+                panels.append(charts.lines(title, _lines(results, when), top, dashed="layer-wise"))
                 _table(results, when)
+            charts.write(records.FIGURES / f"ofa-figure-{number}.svg", panels)
     for result in finished("cifar10"):
-        _write("ofa-figure-4.svg", [("CIFAR-10, accuracy of every density", _series(result))], "round")
+        panel = charts.lines("CIFAR-10: accuracy (%) of every density by round", _series(result))
+        charts.write(records.FIGURES / "ofa-figure-4.svg", [panel])
 
 
 def _series(result: Result) -> dict[str, list[tuple[float, float]]]:
@@ -186,64 +176,18 @@ def _table(results: list[Result], when: str) -> None:
             print(f"  {method:9} {scope:10} {mean:6.2f}  {variance:9.4f}")
 
 
-def _write(name: str, panels: list[tuple[str, dict[str, list[tuple[float, float]]]]], across: str) -> None:
-    """Line charts above one another, as SVG."""
-    height = 280
-    body = "\n".join(_panel(t, lines, across, height * place) for place, (t, lines) in enumerate(panels))
-    FIGURES.mkdir(parents=True, exist_ok=True)
-    (FIGURES / name).write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 {height * len(panels)}" '
-        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n',
-        encoding="utf-8",
-    )
-    print(f"docs/figures/{name}")
-
-
-def _panel(title: str, lines: dict[str, list[tuple[float, float]]], across: str, top: int) -> str:
-    xs = [x for points in lines.values() for x, _ in points]
-    ys = [y for points in lines.values() for _, y in points]
-    low, high = min(ys) - 0.02 * (max(ys) - min(ys)), max(ys)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        right = (x - min(xs)) / (max(xs) - min(xs))
-        up = (y - low) / ((high - low) or 1)
-        return 60 + 420 * right, top + 230 - 195 * up
-
-    parts = [f'<text x="60" y="{top + 18}">{title}: accuracy (%) by {across}</text>']
-    for step in range(5):
-        value = low + (high - low) * step / 4
-        _, y = place(min(xs), value)
-        parts.append(f'<line x1="60" x2="480" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="54" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
-    for x in sorted(set(xs))[:: max(1, len(set(xs)) // 6)]:
-        parts.append(f'<text x="{place(x, low)[0]:.0f}" y="{top + 248}" text-anchor="middle">{x:g}</text>')
-    for number, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[number % (3 if across == "density" else len(COLOURS))]
-        dashes = ' stroke-dasharray="5 4"' if name.endswith("layer-wise") else ""
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
-            f'<text x="495" y="{top + 50 + 20 * number}" fill="{colour}">{name}{" - -" if dashes else ""}</text>'
-        )
-    return "\n".join(parts)
-
-
 def main() -> None:
     """Run what is asked for, then draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [*PIECES, "figures"]
-    parser.add_argument("pieces", nargs="*", choices=[*names, []], metavar="piece", help=", ".join(names))
-    parser.add_argument("--list", action="store_true", help="Show the runs and stop.")
+    parser = records.arguments(__doc__, [*PIECES, "figures"])
     parser.add_argument("--workers", help="Worker processes; the default is all cores.")
     options = parser.parse_args()
     workers = [f"engine.workers={options.workers}"] if options.workers else []
+    started = time.monotonic()
     for piece in options.pieces or PIECES:
         for trial in PIECES.get(piece, []):
             if options.list:
                 print(f"configs/{trial.config}.toml {' '.join(trial.settings)}")
-            else:
+            elif time.monotonic() - started < options.seconds:
                 perform(trial, workers)
     if not options.list:
         draw()
