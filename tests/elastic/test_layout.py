@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedtailor.client.sgd import LocalSteps, LocalTraining
 from fedtailor.elastic import elastic
 from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.layout import Layouts
+from fedtailor.elastic.layout import Layouts, to_run
 from fedtailor.elastic.selections import prefix
+from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
-from helpers import cnn_model
+from fedtailor.server.seeds import Seeds
+from helpers import client, cnn_model
 
 TRAIN_NARROW_SHORTCUTS = """
 import torch
@@ -55,6 +58,32 @@ def test_channels_last_wherever_no_strided_pointwise_convolution_is_narrow():
     assert layouts.at(prefix(model.groups, Fraction(1, 5))) == torch.channels_last  # 16 channels: one vector
     assert layouts.at(prefix(model.groups, Fraction(1, 16))) == torch.contiguous_format
     assert Layouts(cnn_model()).at(Cut.everything()) == torch.channels_last
+
+
+def test_what_a_step_gathers_is_laid_out_whether_it_is_a_prefix_or_listed():
+    model, method = resnet(80), UniProb(LocalTraining(batch_size=4))
+    task = method.assign(method.init(model), client(0, "1/2", 16), model, Seeds(0))
+    steps = LocalSteps(method, method.prepare(task, None, model), model)
+    listed = method.step_cuts(steps.task, 0, model)[0]
+    for cut in (listed, prefix(model.groups, Fraction(1, 2))):
+        assert Layouts(model).at(cut) == torch.channels_last
+        leaves = steps._leaves(cut)
+        convolutions = [leaf for leaf in leaves.values() if leaf.dim() == 4]
+        assert len(convolutions) == 20
+        assert all(leaf.is_contiguous(memory_format=torch.channels_last) for leaf in convolutions)
+
+
+def test_what_only_runs_is_channels_last_at_every_width_and_computes_the_same():
+    model = resnet(16)
+    patch = model.cut(model.weights(), prefix(model.groups, Fraction(1, 4)))
+    ready = to_run(model, patch)
+    stem = next(value for value in ready.values.values() if value.dim() == 4)
+    assert stem.stride()[1] == 1
+    images = torch.randn(4, 3, 8, 8)
+    outputs = [model.forward(each.values, each.cut, (images, None)) for each in (patch, ready)]
+    assert outputs[1].is_contiguous()
+    torch.testing.assert_close(*outputs)
+    assert all(value.is_contiguous() for value in patch.values.values())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc to check its heap")

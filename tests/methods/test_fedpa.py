@@ -20,6 +20,7 @@ from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.patch import Patch
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
+from fedtailor.methods.apfl import APFL
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedpa import FedPA, FedUniform, architecture
 from fedtailor.round import Client, Reply, Task
@@ -107,15 +108,22 @@ class Listening:
                 yield update
 
 
-@pytest.mark.parametrize("method", [FedPA(local=LOCAL, architectures=CROSSING), FedUniform(local=LOCAL)])
-def test_no_statistic_is_ever_uploaded(method):
-    """Neither in training nor in evaluation: no name of one, and no bytes of one."""
+@pytest.mark.parametrize(
+    ("method", "fleet", "rounds", "actions"),
+    [
+        (FedPA(local=LOCAL, architectures=CROSSING), "equal", 2, set()),
+        (FedUniform(local=LOCAL), "uniform-2", 2, set()),
+        (APFL(local=LOCAL, warmup=1), "uniform-2", 4, {"search"}),
+    ],
+)
+def test_no_statistic_is_ever_uploaded(method, fleet, rounds, actions):
+    """In no stage, neither in training nor in evaluation: no name of one, and no bytes of one."""
     model, heard = cnn_model(), []
     run(
-        method, model, image_data(), "uniform-2" if isinstance(method, FedUniform) else "equal", rounds=2, every=1,
+        method, model, image_data(), fleet, rounds=rounds, every=1,
         engine=lambda inner: heard.append(Listening(inner)) or heard[0],
     )  # fmt: skip
-    assert heard[0].actions == {"train", "calibrate", "evaluate"}
+    assert heard[0].actions == {"train", "calibrate", "evaluate"} | actions
     means = [value for name, value in heard[0].kept if "running_mean" in name]
     assert len(means) > 10
     for frame in heard[0].sent:

@@ -56,7 +56,8 @@ def compare(
     overrides: SetOption = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     report: Annotated[
-        Path | None, typer.Option(help="Write a report too, e.g. report.html (needs fedtailor[report]).")
+        Path | None,
+        typer.Option(help="Write a report too, e.g. report.html; charts need the extra `report`."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
