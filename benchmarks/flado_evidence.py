@@ -40,8 +40,14 @@ class Piece:
 PIECES = {
     "tenth": Piece(METHODS, (1, 2)),
     "everyone": Piece(METHODS, (1,), EVERYONE),
-    "estimators": Piece(
-        ("flado:estimator=score", "flado:estimator=surrogate", "flado:alignment_network=full"), (1,)
+    "estimators": Piece(("flado:estimator=score", "flado:estimator=surrogate"), (1,)),
+    "tried": Piece(
+        (
+            "flado:alignment_step=0.3:smallest_probability=0.1",
+            "flado:inverted_scaling=false",
+            "uniprob:inverted_scaling=false",
+        ),
+        (1,),
     ),
 }
 
@@ -92,7 +98,7 @@ def write_tables() -> None:
                 if not (EVIDENCE / f"{folder.name}.json").exists() or not folder.is_dir():
                     continue
                 (inner,) = (path for path in folder.iterdir() if path.is_dir())
-                found[f"{'tenth' if piece == 'estimators' else piece}, seed {seed}"][method] = RunFolder(
+                found[f"{piece if piece == 'everyone' else 'tenth'}, seed {seed}"][method] = RunFolder(
                     inner
                 ).rows()
     tables = {name: target_table(runs, (0.02, 0.05, 0.1)) for name, runs in found.items()}
