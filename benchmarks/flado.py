@@ -4,7 +4,7 @@
 
 Transform: 11 million numbers, processor seconds of one thread, and the growth of the resident set in a fresh process.
 Steps: a client holds the whole network; each step draws, gathers, runs forward and backward, and writes back. Dense and
-sparse steps alternate, so that a busy machine slows both, and lower quartiles of processor time are compared.
+sparse steps alternate on one thread, so that a busy machine slows both; lower quartiles of wall time are compared.
 Alignment: the seconds of ``prepare`` beside those of the local steps of the same round.
 """
 
@@ -95,10 +95,10 @@ def measure_steps(name: str, repeats: int) -> dict[str, Any]:
     seconds: dict[float, list[float]] = {share: [] for share in SHARES}
     for step in range(repeats + 2):
         for share, client in clients.items():
-            started = time.process_time()
+            started = time.perf_counter()
             client.take(step, batch)
             if step >= 2:  # the first steps choose algorithms and fill caches
-                seconds[share].append(time.process_time() - started)
+                seconds[share].append(time.perf_counter() - started)
     quartiles = {share: sorted(each)[len(each) // 4] for share, each in seconds.items()}
     means = {share: sum(each) / len(each) for share, each in seconds.items()}
     return {
