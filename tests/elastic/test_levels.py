@@ -165,6 +165,8 @@ def test_exactly_so_many_survive_and_equals_are_taken_in_order():
     assert largest(scores, 0).sum() == 0
     assert largest(scores, 6).all()
     assert largest(torch.zeros(5), 2).tolist() == [True, True, False, False, False]
+    assert largest(torch.tensor([-1.0, 2, -1, 1, -1]), 2).tolist() == [False, True, False, True, False]
+    assert largest(torch.tensor([-1.0, 2, -1, 1, -1]), 3).tolist() == [True, True, False, True, False]
 
 
 def test_largest_remainders_respect_the_limits():
@@ -184,7 +186,7 @@ def test_eleven_million_weights_take_less_than_a_second_and_a_byte_each():
     """Processor time, so that a busy machine does not matter: pruning, and masking the weights again."""
     generator = torch.Generator().manual_seed(0)
     weights = {str(layer): torch.randn(1100, 1000, generator=generator) for layer in range(10)}
-    levels, ratios = unpruned(weights, list(weights)), [Fraction(4, 5), Fraction(3, 5)]
+    levels, ratios = unpruned(weights, list(weights)), [Fraction(fifths, 5) for fifths in (4, 3, 2, 1)]
     for depth, ratio in enumerate(ratios):
         before = time.process_time()
         levels = prune(weights, levels, depth, ratio)

@@ -74,7 +74,11 @@ def largest(scores: Tensor, count: int) -> Tensor:
     if count == 0:
         return chosen
     values = scores.cpu().numpy()
-    edge = float(np.partition(values, len(values) - count)[len(values) - count])
+    edge = values.min()
+    above = values[values > edge]  # a partition of millions of equal scores is slow
+    if count <= len(above):
+        edge = np.partition(above, len(above) - count)[len(above) - count]
+    edge = float(edge)
     chosen |= scores > edge
     ties = (scores == edge).nonzero().reshape(-1)
     chosen[ties[: count - int(chosen.sum())]] = True
