@@ -13,11 +13,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import records
 
-from fedtailor.report.accounting import best, spending, target_table
+from fedtailor.report.accounting import FLOPS_PER_MAC, Spent, best, spending, table_of
 from fedtailor.server.run_folder import RunFolder
 
 RUNS = records.runs_of("10")
@@ -89,20 +88,17 @@ def run(piece: str, method: str, seed: int) -> None:
 
 
 def write_tables() -> None:
-    """What finished runs say together, for every piece and seed; estimators are compared with the default."""
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for piece, settings in PIECES.items():
-        for seed in settings.seeds:
-            for method in settings.methods:
-                folder = RUNS / f"{piece}-{slug(method)}-{seed}"
-                if not (EVIDENCE / f"{folder.name}.json").exists() or not folder.is_dir():
-                    continue
-                (inner,) = (path for path in folder.iterdir() if path.is_dir())
-                found[f"{piece if piece == 'everyone' else 'tenth'}, seed {seed}"][method] = RunFolder(
-                    inner
-                ).rows()
-    tables = {name: target_table(runs, (0.02, 0.05, 0.1)) for name, runs in found.items()}
-    if tables:
+    """What finished runs say together, for every piece and seed; variants are compared with the default."""
+    found: dict[str, dict[str, list[Spent]]] = defaultdict(dict)
+    for file in sorted(EVIDENCE.glob("*-[0-9].json")):
+        (result,) = records.read([file])
+        together = "everyone" if result["piece"] == "everyone" else "tenth"
+        found[f"{together}, seed {result['seed']}"][result["method"]] = [
+            Spent(each["round"], each["flops"] // FLOPS_PER_MAC, each["bytes"], each["value"])
+            for each in result["course"]
+        ]
+    if found:
+        tables = {name: table_of(courses, (0.02, 0.05, 0.1)) for name, courses in found.items()}
         records.write(EVIDENCE / "tables.json", tables)
 
 

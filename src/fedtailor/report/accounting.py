@@ -111,7 +111,11 @@ def target_table(
 
     A target is the best value of all methods less an allowance.
     """
-    courses = {name: spending(rows, metric, tier) for name, rows in runs.items()}
+    return table_of({name: spending(rows, metric, tier) for name, rows in runs.items()}, allowances)
+
+
+def table_of(courses: Mapping[str, Sequence[Spent]], allowances: Sequence[float]) -> list[dict[str, Any]]:
+    """The same for courses that are known."""
     order = sorted(courses, key=lambda name: best(courses[name]).value)
     top = best(courses[order[-1]]).value
     table = []
