@@ -73,6 +73,17 @@ def test_what_a_step_gathers_is_laid_out_whether_it_is_a_prefix_or_listed():
         assert all(leaf.is_contiguous(memory_format=torch.channels_last) for leaf in convolutions)
 
 
+def test_one_input_channel_is_laid_out_by_its_strides():
+    """Contiguous in both layouts by PyTorch's own word, and yet slow in one of them."""
+    model, method = cnn_model(), UniProb(LocalTraining(batch_size=4))
+    task = method.assign(method.init(model), client(0, "1/2", 16), model, Seeds(0))
+    steps = LocalSteps(method, method.prepare(task, None, model), model)
+    leaves = steps._leaves(method.step_cuts(steps.task, 0, model)[0])
+    first = next(leaf for leaf in leaves.values() if leaf.dim() == 4)
+    assert first.shape[1] == 1
+    assert first.stride(1) == 1
+
+
 def test_what_only_runs_is_channels_last_at_every_width_and_computes_the_same():
     model = resnet(16)
     patch = model.cut(model.weights(), prefix(model.groups, Fraction(1, 4)))

@@ -206,8 +206,13 @@ def _leaf(value: Tensor, trainable: bool, layout: torch.memory_format) -> Tensor
 
 
 def _laid_out(value: Tensor, layout: torch.memory_format) -> bool:
-    """Whether a gathered tensor is in the layout to train in: listed positions are gathered into the ordinary one."""
-    return value.dim() != 4 or value.is_contiguous(memory_format=layout)
+    """Whether a gathered tensor is in the layout to train in: listed positions are gathered into the ordinary one.
+
+    Strides decide: PyTorch calls a tensor with one input channel contiguous in both layouts, but runs it in the other.
+    """
+    if value.dim() != 4 or layout != torch.channels_last:
+        return True
+    return value.stride(1) == 1 and value.stride(3) == value.shape[1]
 
 
 class _Optimiser:
