@@ -146,7 +146,8 @@ def _do_here(run: PlannedRun) -> None:
     from fedtailor.run import resume, run_config
 
     path = run.folder.path
-    with stoppable(path, AGAIN), RoundProgress(run.title, run.config.rounds) as progress:
+    shown = RoundProgress(run.title, run.config.rounds, earlier=run.folder.earlier_rows())
+    with stoppable(path, AGAIN), shown as progress:
         if path.exists():
             resume(path, on_row=progress, on_notice=notice)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -76,10 +76,16 @@ def progress_bars() -> Progress | None:
 
 
 class RoundProgress:
-    """A progress bar on a terminal; a plain line per evaluation elsewhere. Several may share their ``bars``."""
+    """A progress bar on a terminal; a plain line per evaluation elsewhere. Several may share their ``bars``.
 
-    def __init__(self, title: str, rounds: int, bars: Progress | None = None) -> None:
-        self.title, self.rounds, self.bytes, self.last, self.stage = title, rounds, 0, "", ""
+    ``earlier`` are the rows of a run that goes on: what they sent counts, unless their rounds are done again.
+    """
+
+    def __init__(
+        self, title: str, rounds: int, bars: Progress | None = None, earlier: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.title, self.rounds, self.last, self.stage = title, rounds, "", ""
+        self.sent = {row["round"]: row["bytes_down"] + row["bytes_up"] for row in earlier}
         self.bar = bars or progress_bars()
         self.task = self.bar.add_task(title, total=rounds, state="") if self.bar is not None else TaskID(0)
 
@@ -101,7 +107,8 @@ class RoundProgress:
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Show one finished round."""
-        self.bytes += row["bytes_down"] + row["bytes_up"]
+        self.sent[row["round"]] = row["bytes_down"] + row["bytes_up"]
+        sent = size(sum(self.sent.values()))
         asked = row["clients"]
         if row.get("merged", asked) < asked / 2:
             reasons = ", ".join(f"{count} x {reason}" for reason, count in row["refused"].items())
@@ -113,10 +120,10 @@ class RoundProgress:
             names = list(tiers)
             self.last = "  ".join(_tier(name, tiers[name]) for name in dict.fromkeys((names[0], names[-1])))
         if self.bar is not None:
-            state = f"{self.stage}  {self.last}  {size(self.bytes)}".strip()
+            state = f"{self.stage}  {self.last}  {sent}".strip()
             self.bar.update(self.task, completed=row["round"], state=state)
         elif tiers:
-            line = f"{self.title}  round {row['round']}/{self.rounds}  {self.last}  {size(self.bytes)}"
+            line = f"{self.title}  round {row['round']}/{self.rounds}  {self.last}  {sent}"
             messages.print(line, soft_wrap=True)
 
     def _show_stage(self, row: Mapping[str, Any]) -> None:

@@ -28,14 +28,15 @@ def resume(
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.folders import flat
     from fedtailor.run import resume as go_on
-    from fedtailor.server.run_folder import CONFIG
+    from fedtailor.server.run_folder import CONFIG, RunFolder
     from fedtailor.trackers import tracking
 
     settings = load_config(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    rounds = settings.rounds if settings else 0
     known = flat(tomllib.loads(to_toml(settings))) if settings else {}
     with (
         stoppable(folder, f"fedtailor resume {folder}"),
-        RoundProgress(folder.name, settings.rounds if settings else 0) as progress,
+        RoundProgress(folder.name, rounds, earlier=RunFolder(folder).earlier_rows()) as progress,
         tracking(track or [], folder, known, progress) as on_row,
     ):
         finished = go_on(folder, allow_drift=allow_drift, on_row=on_row, on_notice=notice)

@@ -64,6 +64,10 @@ class RunFolder:
         rows = [json.loads(line) for line in lines]
         return [{**row, "seconds": row.get("seconds", seconds.get(row["round"], 0.0))} for row in rows]
 
+    def earlier_rows(self) -> list[Row]:
+        """The rows of a run that may have been begun; none if it was not."""
+        return self.rows() if (self.path / METRICS).is_file() else []
+
     def events(self) -> list[Row]:
         """What happened when. Lines that a crash cut short are left out."""
         file = self.path / EVENTS
