@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +32,11 @@ SIDE = 4  # pixels of the images
 
 # The tensors of ``tiny_cnn`` by their place in the Sequential.
 CONV1, NORM1, CONV2, NORM2, LINEAR = "0", "1", "4", "5", "8"
+
+
+def slow_if(name: str, *slow: str) -> Any:
+    """A parameter that only `make test-slow` runs if it is one of ``slow``: others show the same in less time."""
+    return pytest.param(name, marks=pytest.mark.slow) if name in slow else name
 
 
 def tiny_cnn(first: int = 4, second: int = 6, classes: int = CLASSES, seed: int = 0) -> nn.Module:

@@ -29,7 +29,7 @@ from fedtailor.methods import method_names
 from fedtailor.server.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from fedtailor.server.loop import RoundSettings, Row, run_rounds
 from fedtailor.server.seeds import Seeds
-from helpers import differing
+from helpers import differing, slow_if
 from odd_methods import As, Several
 
 every_method = pytest.mark.parametrize("name", method_names())
@@ -100,7 +100,10 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
     assert rows[0]["train_loss"] == lines[2]["train_loss"]
 
 
-@every_method
+@pytest.mark.parametrize(
+    "name",
+    [slow_if(name, "efd", "federated-dropout", "fedrolex", "uniprob", "fedcs") for name in method_names()],
+)
 def test_a_worker_killed_in_the_middle_changes_nothing(name, pools):
     engine = Killing(As(pools[2], name), pools[2])
     assert_same(reference(name), rounds(name, engine))

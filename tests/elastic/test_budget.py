@@ -38,7 +38,7 @@ from fedtailor.elastic.selections import prefix
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method
 from fedtailor.models import build_model, model_names
-from helpers import cnn_model, mlp_model
+from helpers import cnn_model, mlp_model, slow_if
 
 COSTS = ("macs", "params", "bytes", "memory")
 
@@ -389,7 +389,9 @@ def test_every_network_is_checked() -> None:
     assert sorted(NETWORKS) == model_names()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [slow_if(name, "mobilenetv2", "resnet50", "transformer") for name in NETWORKS]
+)
 def test_fits_are_the_largest_on_small_networks(name: str) -> None:
     check_network(name, small=True, budgets=4)
 

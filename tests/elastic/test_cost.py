@@ -25,7 +25,7 @@ from fedtailor.elastic.memory import Workload, saved_parts
 from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.selections import prefix
 from fedtailor.errors import FedtailorError
-from helpers import cnn_model, mlp_model
+from helpers import cnn_model, mlp_model, slow_if
 
 ROOT = Path(__file__).parents[2]
 FIFTHS = [Fraction(number, 5) for number in range(1, 6)]
@@ -208,7 +208,7 @@ def dense_model() -> ElasticModel:
     return elastic(Dense(), (torch.randn(2, 3, 8, 8), torch.arange(2)))
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, "dense"])
+@pytest.mark.parametrize("name", [slow_if(name, "mobilenetv2", "resnet50") for name in [*NETWORKS, "dense"]])
 def test_curves_agree_with_the_plain_small_network(name: str) -> None:
     model = dense_model() if name == "dense" else network(name, small=True)
     for limit in ("macs", "memory"):

@@ -71,6 +71,7 @@ def snapshot(folder: RunFolder) -> dict[Path, tuple[int, bytes]]:
     return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on_and_redoes_nothing(tmp_path, start):
     """kill -9 of the parent while some runs are finished, some running, some not begun."""
     (tmp_path / "pool.toml").write_text(CONFIG.format(rounds=8))
@@ -101,6 +102,7 @@ def test_a_killed_comparison_goes_on_and_redoes_nothing(tmp_path, start):
         assert twin.read_bytes() == (run.folder.path / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_asked_to_stop_it_finishes_the_rounds_and_says_how_to_go_on(tmp_path, start):
     (tmp_path / "pool.toml").write_text(CONFIG.format(rounds=500))
     runs = make_plan(tmp_path / "pool.toml", "fedavg,heterofl", 1, [], [], tmp_path / "runs").runs
