@@ -10,42 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.cli.main import main
+from commands import call, small_config
 from fedtailor.cli.output import console
-
-SMALL = """
-name = "small"
-seed = 3
-rounds = 2
-clients_per_round = 3
-evaluate_every = 1
-[data]
-clients = 5
-limit = 100
-[model]
-name = "cnn"
-channels = [4, 8]
-[method]
-name = "fedavg"
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "width", 120)
-    (tmp_path / "small.toml").write_text(SMALL)
+    small_config(tmp_path)
     return tmp_path
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Run the command in this process; returns the exit code."""
-    monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def test_run_writes_its_folder_and_shows_every_tier(folder, monkeypatch, capsys):

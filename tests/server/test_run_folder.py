@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import fedtailor
-from fedtailor.cli.main import main
+from commands import call
 from fedtailor.config import RunConfig, make_config
 from fedtailor.errors import CorruptError, FedtailorError, LockedError
 from fedtailor.run import resume, run_config
@@ -527,15 +527,6 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
 
 
 # The command
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def test_resume_command(whole, interrupted, monkeypatch, capsys):

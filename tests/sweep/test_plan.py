@@ -6,29 +6,15 @@ import json
 
 import pytest
 
+from commands import small_config
 from fedtailor.config import to_toml
 from fedtailor.errors import FedtailorError
 from fedtailor.sweep.plan import COMPARISON, grid_cells, make_plan, split_list
 
-SMALL = """
-name = "small"
-seed = 3
-rounds = 2
-clients_per_round = 3
-[data]
-clients = 5
-limit = 100
-[model]
-name = "cnn"
-channels = [4, 8]
-"""
-
 
 @pytest.fixture
 def config(tmp_path):
-    file = tmp_path / "small.toml"
-    file.write_text(SMALL)
-    return file
+    return small_config(tmp_path)
 
 
 def plan_of(config, methods="heterofl,fedavg", seeds=2, grid=(), overrides=()):

@@ -11,25 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from commands import small_config
 from fedtailor.errors import FedtailorError
 from fedtailor.server.run_folder import RunFolder
 from fedtailor.server.storage import in_use
 from fedtailor.sweep.plan import make_plan
 from fedtailor.sweep.pool import jobs_for, run_all
 
-CONFIG = """
-name = "pool"
-seed = 3
-rounds = {rounds}
-clients_per_round = 3
-evaluate_every = 1
-[data]
-clients = 5
-limit = 100
-[model]
-name = "cnn"
-channels = [4, 8]
-"""
 PATIENCE_SECONDS = 900  # a loaded machine is no bug
 
 
@@ -74,7 +62,7 @@ def snapshot(folder: RunFolder) -> dict[Path, tuple[int, bytes]]:
 @pytest.mark.slow
 def test_a_killed_comparison_goes_on_and_redoes_nothing(tmp_path, start):
     """kill -9 of the parent while some runs are finished, some running, some not begun."""
-    (tmp_path / "pool.toml").write_text(CONFIG.format(rounds=8))
+    small_config(tmp_path, "pool", rounds=8)
     runs = make_plan(tmp_path / "pool.toml", "fedavg,heterofl", 2, [], [], tmp_path / "runs").runs
     first = start("--seeds", "2", "--jobs", "2")
     wait_until(lambda: any(run.folder.finished for run in runs) or first.poll() is not None)
@@ -104,7 +92,7 @@ def test_a_killed_comparison_goes_on_and_redoes_nothing(tmp_path, start):
 
 @pytest.mark.slow
 def test_asked_to_stop_it_finishes_the_rounds_and_says_how_to_go_on(tmp_path, start):
-    (tmp_path / "pool.toml").write_text(CONFIG.format(rounds=500))
+    small_config(tmp_path, "pool", rounds=500)
     runs = make_plan(tmp_path / "pool.toml", "fedavg,heterofl", 1, [], [], tmp_path / "runs").runs
     process = start("--jobs", "2")
     wait_until(lambda: all(run.folder.path.exists() and run.folder.rows() for run in runs))
@@ -120,7 +108,7 @@ def test_asked_to_stop_it_finishes_the_rounds_and_says_how_to_go_on(tmp_path, st
 
 
 def test_a_run_that_fails_is_named_and_stops_no_other(tmp_path):
-    (tmp_path / "pool.toml").write_text(CONFIG.format(rounds=1))
+    small_config(tmp_path, "pool", rounds=1)
     grid = ["clients_per_round=99,3"]
     plan = make_plan(tmp_path / "pool.toml", "fedavg", 1, grid, [], tmp_path / "runs")
     states = []
@@ -137,7 +125,7 @@ def test_a_run_that_fails_is_named_and_stops_no_other(tmp_path):
 
 
 def test_as_many_at_a_time_as_there_are_cores_and_runs(tmp_path, monkeypatch):
-    (tmp_path / "pool.toml").write_text(CONFIG.format(rounds=1))
+    small_config(tmp_path, "pool", rounds=1)
     runs = make_plan(tmp_path / "pool.toml", "fedavg", 4, [], ["threads=2"], tmp_path).runs
     monkeypatch.setattr("fedtailor.sweep.pool.available_cores", lambda: 6)
     assert jobs_for(runs, None) == 3
