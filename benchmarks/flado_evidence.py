@@ -25,6 +25,9 @@ EVIDENCE = records.EVIDENCE / "10"
 FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
 METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
 EVERYONE = ("clients_per_round=100", "rounds=30", "evaluate_every=2")
+SHORTER = (
+    75  # rounds of variants; the rate is constant, so the default's first rounds are what they compare with
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Piece:
 PIECES = {
     "tenth": Piece(METHODS, (1, 2)),
     "everyone": Piece(METHODS, (1,), EVERYONE),
-    "estimators": Piece(("flado:estimator=score", "flado:estimator=surrogate"), (1,)),
+    "estimators": Piece(("flado:estimator=score", "flado:estimator=surrogate"), (1,), (f"rounds={SHORTER}",)),
     "tried": Piece(
         (
             "flado:alignment_step=0.3:smallest_probability=0.1",
@@ -47,6 +50,7 @@ PIECES = {
             "uniprob:inverted_scaling=false",
         ),
         (1,),
+        (f"rounds={SHORTER}",),
     ),
 }
 
@@ -88,15 +92,20 @@ def run(piece: str, method: str, seed: int) -> None:
 
 
 def write_tables() -> None:
-    """What finished runs say together, for every piece and seed; variants are compared with the default."""
+    """What finished runs say together, by piece and seed, and variants beside the first rounds of the default."""
     found: dict[str, dict[str, list[Spent]]] = defaultdict(dict)
     for file in sorted(EVIDENCE.glob("*-[0-9].json")):
         (result,) = records.read([file])
-        together = "everyone" if result["piece"] == "everyone" else "tenth"
-        found[f"{together}, seed {result['seed']}"][result["method"]] = [
+        piece, method, seed = result["piece"], result["method"], result["seed"]
+        course = [
             Spent(each["round"], each["flops"] // FLOPS_PER_MAC, each["bytes"], each["value"])
             for each in result["course"]
         ]
+        if PIECES[piece].methods == METHODS:
+            found[f"{piece}, seed {seed}"][method] = course
+        if piece != "everyone" and method.split(":")[0] in ("flado", "uniprob"):
+            early = [spent for spent in course if spent.round <= SHORTER]
+            found[f"variants, {SHORTER} rounds, seed {seed}"][method] = early
     if found:
         tables = {name: table_of(courses, (0.02, 0.05, 0.1)) for name, courses in found.items()}
         records.write(EVIDENCE / "tables.json", tables)
