@@ -230,7 +230,7 @@ class Prepared:
 
     def texts(self, threads: int) -> dict[str, str]:
         """What is written beside the settings, for people and reports."""
-        setup = describe_setup(self.method, self.model, self.data, self.fleet)
+        setup = describe_setup(self.method, self.model, self.data, self.fleet, self.seeds)
         return {
             ENVIRONMENT: json.dumps(describe_environment(threads, str(self.device)), indent=2) + "\n",
             SETUP: json.dumps(setup) + "\n",

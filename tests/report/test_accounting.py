@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from fedtailor.errors import FedtailorError
-from fedtailor.report.accounting import Spent, best, pareto, spending, target_table, to_match, to_reach
+from fedtailor.report.accounting import (
+    Spent,
+    best,
+    matching,
+    pareto,
+    spending,
+    target_table,
+    to_match,
+    to_reach,
+)
 
 
 def rows_of(values: list[float | None], macs: int = 10, sent: int = 6) -> list[dict]:
@@ -59,6 +68,36 @@ def test_the_table_goes_by_rising_best_value():
     assert table[0]["targets"]["0.8"]["round"] == 2
     assert table[1]["against"] == "a"
     assert table[1]["difference"]["rounds"] == 0
+
+
+def test_matching_over_seeds_is_paired_and_below_zero_where_it_saves():
+    slow = [rows_of([0.2, 0.4, 0.6]), rows_of([0.2, 0.6])]
+    quick = [rows_of([0.6, 0.8], macs=5), rows_of([0.2, 0.8], macs=5)]
+    first, second = matching({"quick": quick, "slow": slow})
+    assert (first["method"], first["best"], first["round"]) == ("slow", 0.3, 2.5)  # the low tier has nothing
+    assert "against" not in first
+    assert (second["method"], second["against"]) == ("quick", "slow")
+    flops = (2 * 5 - 2 * 30 + 2 * 10 - 2 * 20) / 2  # after one round instead of three, and two instead of two
+    assert second["more"] == {"rounds": -1, "flops": flops, "parameters": -2}
+
+
+def test_a_method_that_fails_with_one_seed_never_matches():
+    slow = [rows_of([0.6]), rows_of([0.6])]
+    one_sided = [rows_of([0.9]), rows_of([0.5])]
+    assert matching({"slow": slow, "one-sided": one_sided})[1]["more"] is None
+
+
+def test_a_small_loss_is_better_and_what_is_no_number_does_not_count():
+    def rows(*losses):
+        return [
+            {**row, "tiers": {"all": {"loss": loss}}}
+            for row, loss in zip(rows_of([0.0] * len(losses)), losses, strict=True)
+        ]
+
+    worse, better = matching({"a": [rows(0.3, float("nan"))], "b": [rows(0.9, 0.5)]}, "loss")
+    assert (worse["method"], worse["best"], better["best"]) == ("b", 0.5, 0.3)
+    assert better["more"]["rounds"] == -1
+    assert matching({"a": [rows(float("nan"))]}, "loss") == []
 
 
 def test_bad_input_is_refused_by_name():

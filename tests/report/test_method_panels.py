@@ -8,6 +8,8 @@ import pytest
 
 import fedtailor
 from fedtailor.methods import get_method
+from fedtailor.methods.fedcs import UNITS
+from fedtailor.methods.fedcs_panel import mean_distance
 from fedtailor.report.folders import read_runs
 from fedtailor.report.panel import Panel, RunRecord, panels_of
 from helpers import image_data, tiny_cnn
@@ -15,6 +17,7 @@ from helpers import image_data, tiny_cnn
 SETTINGS = {
     "flanc": {"widths": [0.5, 1]},
     "flado": {"sketch": 64},
+    "apfl": {"warmup": 0, "shrink": 0.5, "search_examples": 4},
     "ofa-fl": {"ratios": [1, 0.3], "trigger": "schedule", "first": 1},
 }
 
@@ -73,6 +76,37 @@ def test_ofa_shows_scores_and_how_many_networks_there_are(folders):
         len(row["supported"]) for row in run.rows for _ in row.get("tiers") or ()
     ]
     assert max(record["networks"] for record in chart.data) == 2
+
+
+def test_apfl_shows_what_every_client_found_beside_one_width_for_all_layers(folders):
+    shown, run = own_panel("apfl", folders["apfl"])
+    kept, costs = shown.charts
+    tiers = {tier["name"]: tier for tier in run.setup["tiers"]}
+    found = {
+        client: {name.removeprefix(UNITS): units for name, units in told.items() if name.startswith(UNITS)}
+        for row in run.rows
+        for client, told in row["reported"].items()
+    }
+    assert len(found) == 6
+    for record in kept.data:
+        share = found[record["client"]][record["group"]] / run.setup["groups"][record["group"]]
+        assert record["kept"] == pytest.approx(100 * share, abs=0.01)
+    assert {record["tier"] for record in kept.data} == {*tiers, "all"}
+    for record in costs.data:
+        if record["tier"] != "all":
+            allowed = tiers[record["tier"]]["params"]
+            assert record["parameters"] == allowed or record["network"] == "found"
+            assert record["parameters"] <= allowed
+    ((_, rows),) = shown.tables
+    whole, everyone = rows[-2:]  # the largest tier keeps everything, so its clients are alike
+    assert (whole["clients"], whole["distance"], whole["parameters, found"]) == (3, 0, tiers["1"]["params"])
+    assert everyone["clients"] == 6
+
+
+def test_distance_between_architectures():
+    found = [{"kept": {"a": 1.0, "b": 0.5}}, {"kept": {"a": 0.7, "b": 0.9}}, {"kept": {"a": 1.0, "b": 0.5}}]
+    assert mean_distance(found) == pytest.approx((0.5 + 0 + 0.5) / 3)
+    assert mean_distance(found[:1]) is None
 
 
 @pytest.mark.parametrize("method", SETTINGS)

@@ -144,6 +144,19 @@ class FedCS(PartialAggregation):
         row = {"stage": stage, "searched": len(widths)}
         return replace(merged, memory={**memory, "widths": widths, "over": over, "row": row})
 
+    def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> dict[str, Any]:
+        """What the clients of a search round found: its cost, and the share of units kept of every channel group."""
+        if state.memory["row"]["stage"] != "search":
+            return {}
+        full, found = model.groups.widths, {}
+        for client in (update.client for update in updates):
+            widths = state.memory["widths"].get(client)
+            if widths:
+                cost = model.cost(architecture(widths, model))
+                kept = {group: round(units / full[group], 4) for group, units in widths.items()}
+                found[str(client)] = {"macs": cost.macs, "params": cost.params, "kept": kept}
+        return {"architectures": found}
+
     # Warm-up on the client: the sandwich rule
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:

@@ -6,12 +6,15 @@ networks; the figures are those of one tier, by default the last, which is the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from fedtailor.errors import FedtailorError
-from fedtailor.report.targets import Row, spent
+from fedtailor.report.targets import Row, mean_over_tiers, spent
+from fedtailor.server.stopping import less_is_better
 
 FLOPS_PER_MAC = 2
 BYTES_PER_PARAMETER = 4
@@ -131,6 +134,45 @@ def table_of(courses: Mapping[str, Sequence[Spent]], allowances: Sequence[float]
             }
         )
     return table
+
+
+def matching(
+    results: Mapping[str, Sequence[Sequence[Row]]], metric: str = "accuracy"
+) -> list[dict[str, Any]]:
+    """The same over seeds, for method -> seed -> rows, by the mean over tiers.
+
+    ``more`` is what a method cost beyond the one before it in the table until it matched that one's best, both with the
+    same seed; None where a seed never did. Below zero is a saving.
+    """
+    sign = -1 if less_is_better(metric) else 1
+    courses = {name: [_mean_course(rows, metric, sign) for rows in runs] for name, runs in results.items()}
+    tops = {name: [best(course) for course in each] for name, each in courses.items() if all(each)}
+    table: list[dict[str, Any]] = []
+    for name in sorted(tops, key=lambda name: fmean(top.value for top in tops[name])):
+        record = {"method": name, "best": sign * fmean(top.value for top in tops[name])}
+        record |= _means([top.figures() for top in tops[name]], ("round", "flops", "parameters"))
+        if table:
+            before = table[-1]["method"]
+            found = [to_match(*pair) for pair in zip(courses[name], courses[before], strict=False)]
+            known = [each for each in found if each is not None]
+            more = _means(known, ("rounds", "flops", "parameters")) if len(known) == len(found) else None
+            record |= {"against": before, "more": more}
+        table.append(record)
+    return table
+
+
+def _mean_course(rows: Sequence[Row], metric: str, sign: int) -> list[Spent]:
+    """A run's course by the mean over tiers, so that more is better; evaluations that gave no number are left out."""
+    course = [
+        Spent(row["round"], int(total["macs"]), int(total["bytes"]), sign * mean_over_tiers(row, metric))
+        for row, total in zip(rows, spent(rows), strict=True)
+        if row.get("tiers")
+    ]
+    return [each for each in course if math.isfinite(each.value)]
+
+
+def _means(figures: Sequence[Mapping[str, float]], keys: Sequence[str]) -> dict[str, float]:
+    return {key: fmean(each[key] for each in figures) for key in keys}
 
 
 def _value(tiers: Mapping[str, Mapping[str, float]], metric: str, tier: str | None) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from fedtailor.report.accounting import matching
 from fedtailor.report.differences import Difference, paired, what_seeds_can_tell
 from fedtailor.report.tables import comparison_rows, comparison_table, join_by_tier, shown, totals
 from fedtailor.report.targets import common_target, cost_to_reach, mean_over_tiers, metric_of
@@ -76,6 +77,7 @@ def comparison_data(results: Results, per_cent: float | None = None) -> dict[str
     answer: dict[str, Any] = {"methods": comparison_rows(results), "metric": metric, "target": target}
     if target is not None:
         answer["to_target"] = costs_to_reach(results, target, metric)
+    answer["matching"] = matching(results, metric)
     answer["differences"] = {
         "against": next(iter(results)),
         "methods": {

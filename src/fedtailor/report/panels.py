@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from fedtailor.report import accounting
+from fedtailor.report.accounting import Spent
 from fedtailor.report.answer import answer
 from fedtailor.report.comparison import costs_to_reach, target_of
 from fedtailor.report.coverage import coverage, map_records, never_trained
@@ -168,22 +170,28 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
     """What the target cost, in bytes and in FLOPs; nobody is better in both than a method on the front."""
     records: list[Record] = []
     goals: list[str] = []
+    matched: list[Record] = []
     for setting, methods in by_setting(runs).items():
         results = {label: [evaluated_rows(run) for run in each] for label, each in methods.items()}
         metric, target = target_of(results, per_cent)
+        at: Record = {"setting": setting} if setting else {}
+        matched += [_matched({**at, **line}, metric) for line in accounting.matching(results, metric)]
         if target is None:
             continue
         goals.append(shown(metric, target))
         costs = {k: v for k, v in costs_to_reach(results, target, metric).items() if v["reached"]}
+        ends = {k: Spent(v["rounds"], v["macs"], v["bytes"], target) for k, v in costs.items()}
+        front = accounting.pareto(ends)
         for label, cost in costs.items():
-            better = [o for o in costs.values() if o["bytes"] < cost["bytes"] and o["flops"] < cost["flops"]]
-            record: Record = {"method": label, **({"setting": setting} if setting else {})}
+            record: Record = {"method": label, **at}
             record |= {"target": goals[-1], "megabytes": round_to(cost["bytes"] / 1e6)}
             record |= {"gigaflops": round_to(cost["flops"] / 1e9), "rounds": round_to(cost["rounds"])}
-            record |= {"on the front": "no" if better else "yes", "seeds": cost["reached"]}
+            record |= {"on the front": "yes" if label in front else "no", "seeds": cost["reached"]}
             records.append(record)
+    caption = "Best figures, and what more it took to match the method above; below zero is a saving (mean over seeds)"
+    tables = [(caption, matched)] if len(matched) > 1 else []
     if not records:
-        return Panel("pareto", "What the target costs")
+        return Panel("pareto", "What the target costs", tables=tables)
     x = axis("gigaflops", "gigaFLOPs to the target", scale={"zero": False})
     y = axis("megabytes", "megabytes to the target", scale={"zero": False})
     spec = points(x, y)
@@ -194,12 +202,27 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
     }
     text = (
         f"Target: {', '.join(dict.fromkeys(goals))} (mean over device classes). Lower and further left is cheaper; "
-        "a pale mark is beaten by another method in both. Methods that did not reach the target are not shown."
+        "a pale mark is beaten by another method. Methods that did not reach the target are not shown."
     )
     chart = Chart(
         "pareto", "FLOPs against bytes at the target", text, records, {"both": spec}, setting_filter(runs)
     )
-    return Panel("pareto", "What the target costs", charts=[chart])
+    return Panel("pareto", "What the target costs", charts=[chart], tables=tables)
+
+
+def _matched(line: Record, metric: str) -> Record:
+    """One row of Flado's Table 1 as it is shown."""
+    more = line.get("more")
+    return {
+        "method": line["method"], **({"setting": line["setting"]} if "setting" in line else {}),
+        f"best {named(metric)}": round_to(percent(metric) * line["best"], 4),
+        "rounds": round_to(line["round"], 4),
+        "gigaFLOPs": round_to(line["flops"] / 1e9, 4),
+        "million parameters": round_to(line["parameters"] / 1e6, 4),
+        "matches": line.get("against", ""),
+        "more gigaFLOPs": round_to(more["flops"] / 1e9, 4) if more else "never" if "against" in line else "",
+        "more million parameters": round_to(more["parameters"] / 1e6, 4) if more else "",
+    }  # fmt: skip
 
 
 def fairness(runs: Runs) -> Panel:

@@ -1,6 +1,6 @@
 """What a report wants to know and no computation reads: who trained which units, and what a method wants to show.
 
-setup.json     written once: tiers, data of each client, axes of every weight
+setup.json     written once: tiers and their members, data of each client, axes of every weight
 notes.jsonl    one line per round: {"round", "cuts", "method", "deployed"}
 
 ``cuts`` counts equal cuts: units of each group as text (``0-15,20``), groups that are held whole are left out. Weights
@@ -22,8 +22,9 @@ from fedtailor.elastic.model import ElasticModel
 from fedtailor.fleet import Fleet, Tier
 from fedtailor.method import Method
 from fedtailor.round import ServerState, Update
+from fedtailor.server.seeds import Seeds
 
-MOST_CLIENTS = 200  # whose data is described one by one
+MOST_CLIENTS = 200  # whose data and tier are described one by one
 
 
 @runtime_checkable
@@ -73,7 +74,9 @@ def _deployed(method: Method, state: ServerState, tier: Tier, model: ElasticMode
     return {"params": sum(cost.params for cost in costs), "macs": sum(cost.macs for cost in costs)}
 
 
-def describe_setup(method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet) -> dict[str, Any]:
+def describe_setup(
+    method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, seeds: Seeds
+) -> dict[str, Any]:
     """What a run starts from, as far as a report shows it."""
     tiers = []
     for tier, clients in zip(fleet.tiers, fleet.counts(data.num_clients), strict=True):
@@ -100,8 +103,10 @@ def describe_setup(method: Method, model: ElasticModel, data: FederatedData, fle
         for name in weights
         if name in model.groups.extents
     }
+    members = [] if fleet.dynamic else fleet.capacity(data.sizes, 0, seeds)[:MOST_CLIENTS]
     return {
         "tiers": tiers,
+        "members": {str(client.id): client.tier for client in members},
         "data": {**picture.overview(data), "rows": picture.rows(data, MOST_CLIENTS)},
         "groups": dict(model.groups.widths),
         "layers": layers,
