@@ -43,10 +43,10 @@ def architectures(runs: Sequence[RunRecord]) -> Panel | None:
         kept, {"clients": heat(group, client, share), "lines": lines(group, share, series="client")},
         ("method", "tier", *setting_filter(runs)),
     )  # fmt: skip
-    tier = axis("tier", "device class", "ordinal", sort=None)
+    by_tier = axis("tier", "device class", "ordinal", sort=None)
     views = {
-        "MACs": bars(tier, axis("megamacs", "million MACs of a prediction"), series="network"),
-        "parameters": bars(tier, axis("parameters", "parameters"), series="network"),
+        "MACs": bars(by_tier, axis("megamacs", "million MACs of a prediction"), series="network"),
+        "parameters": bars(by_tier, axis("parameters", "parameters"), series="network"),
     }
     text = "Mean over clients and seeds. 'uniform' has one width for all layers, the widest within the same budget."
     beside = Chart(
