@@ -25,9 +25,7 @@ EVIDENCE = records.EVIDENCE / "10"
 FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
 METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
 EVERYONE = ("clients_per_round=100", "rounds=30", "evaluate_every=2")
-SHORTER = (
-    75  # rounds of variants; the rate is constant, so the default's first rounds are what they compare with
-)
+SHORTER = 50  # rounds of variants: at a constant rate they compare with the first rounds of the default
 
 
 @dataclass(frozen=True)
