@@ -44,7 +44,7 @@ PIECES = {
     "tried": Piece(
         (
             "flado:alignment_step=0.3:smallest_probability=0.1",
-            "flado:estimator=surrogate:alignment_network=full:alignment_step=0.5:smallest_probability=0.2",
+            "flado:estimator=surrogate:alignment_network=full:alignment_step=0.5:smallest_probability=0.1",
             "flado:inverted_scaling=false",
             "uniprob:inverted_scaling=false",
         ),
