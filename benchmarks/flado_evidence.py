@@ -5,6 +5,7 @@
 Without names all pieces run, one after the other. Call it again after an interruption: finished runs are skipped, begun
 ones go on from their last round. Each finished run leaves a small JSON of its course (accuracy, FLOPs and parameters at
 every evaluation); ``tables.json`` joins them: cost to reach common targets, and to match each other's best accuracy.
+``alignment.json`` says how well local steps followed the global update, and how far probabilities moved.
 ``--seconds`` stops before the first run that would start later than that.
 """
 
@@ -13,11 +14,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from statistics import fmean
 
 import records
 
 from fedtailor.report.accounting import FLOPS_PER_MAC, Spent, best, spending, table_of
-from fedtailor.server.run_folder import RunFolder
+from fedtailor.server import generations
+from fedtailor.server.checkpoint import decode_checkpoint
+from fedtailor.server.run_folder import CHECKPOINTS, RunFolder
 
 RUNS = records.runs_of("10")
 EVIDENCE = records.EVIDENCE / "10"
@@ -26,6 +30,8 @@ FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
 METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
 EVERYONE = ("clients_per_round=100", "rounds=30", "evaluate_every=2")
 SHORTER = 50  # rounds of variants: at a constant rate they compare with the first rounds of the default
+
+SETTLED = 10  # rounds before alignment is looked at
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,28 @@ def write_tables() -> None:
         records.write(EVIDENCE / "tables.json", tables)
 
 
+def write_alignment() -> None:
+    """How well local steps follow the last global update, and how far probabilities moved, in Flado's finished runs."""
+    found: dict[str, dict[str, float]] = {}
+    for folder in sorted(RUNS.glob("*flado*/flado*")):
+        run = RunFolder(folder)
+        if not run.finished:
+            continue
+        told = [each for row in run.rows()[SETTLED:] for each in row.get("reported", {}).values()]
+        cosines = [each["cosine"] for each in told if "cosine" in each]
+        end = decode_checkpoint(generations.newest(folder / CHECKPOINTS).generation.payload)
+        kept = [end.memory_of(client)[1]["probabilities"] for client in end.memories]
+        found[folder.parent.name] = {
+            "mean_cosine": round(fmean(cosines), 4),
+            "share_above_zero": round(fmean(cosine > 0 for cosine in cosines), 3),
+            "mean_deviation_of_p_within_a_client": round(fmean(float(p.std(correction=0)) for p in kept), 4),
+            "mean_smallest_p": round(fmean(float(p.min()) for p in kept), 4),
+            "mean_largest_p": round(fmean(float(p.max()) for p in kept), 4),
+        }
+    if found:
+        records.write(EVIDENCE / "alignment.json", found)
+
+
 def main() -> None:
     """Run the pieces that were named, or all."""
     options = records.arguments(__doc__, PIECES).parse_args()
@@ -122,6 +150,8 @@ def main() -> None:
                 elif time.monotonic() - started < options.seconds:
                     run(piece, method, seed)
                     write_tables()
+    if not options.list:
+        write_alignment()
 
 
 if __name__ == "__main__":
