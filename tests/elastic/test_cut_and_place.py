@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from traced import case
 
 from fedtailor.elastic.check import random_cut
-from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.cut import Cut, as_units
 from fedtailor.elastic.groups import Axis, Extent
 from fedtailor.elastic.patch import Patch, kept_positions, where_of
 from fedtailor.elastic.selections import as_width, kept, prefix
@@ -106,7 +106,7 @@ def test_kept_positions_are_what_the_definition_says(width, repeat, blocks, offs
     }
     gone = {p for unit in range(width) if unit not in units for p in positions[unit]}
     expected = [p for p in range(length) if p not in gone]
-    cut = Cut({"g": tuple(units)})
+    cut = Cut({"g": as_units(units, width, "g")})
     found = kept_positions(Extent(length, (axis,)), cut, {"g": width})
     assert (list(range(found)) if isinstance(found, int) else found.tolist()) == expected
     values = torch.arange(length)

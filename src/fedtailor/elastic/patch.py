@@ -41,6 +41,9 @@ def kept_positions(extent: Extent, cut: Cut, widths: Mapping[str, int]) -> Indic
     driven = [axis for axis in extent.axes if axis.group in cut.channels]
     if not driven:
         return extent.length
+    first, units = driven[0], cut.channels[driven[0].group]
+    if isinstance(units, range) and first.spans(extent.length, widths[first.group]):
+        return len(units) * first.repeat  # a prefix, as nearly always
     keep = np.ones(extent.length, dtype=bool)
     for axis in driven:
         units = cut.channels[axis.group]
