@@ -8,7 +8,7 @@ from numbers import Real
 from torch import Tensor, nn
 
 from fedtailor.errors import require
-from fedtailor.models.parts import ConvNet, dropout_rate, image_shape
+from fedtailor.models.parts import ConvNet, dropout_rate, image_shape, whole
 from fedtailor.models.registry import register
 
 # Expansion, output channels, blocks, stride of the first block. The stem and the second stage, which halve
@@ -64,11 +64,17 @@ class InvertedResidual(nn.Module):
 
 @register("mobilenetv2")
 def mobilenetv2(
-    *, input_shape: Sequence[int], num_classes: int, width: float = 1.0, dropout: float = 0.0
+    *,
+    input_shape: Sequence[int],
+    num_classes: int,
+    width: float = 1.0,
+    last: int = 1280,
+    dropout: float = 0.0,
 ) -> nn.Module:
     """MobileNetV2 with a stem of stride 1 for small images: APFL.
 
-    ``width`` multiplies the channels, rounded to multiples of 8; the last convolution keeps at least 1280.
+    ``width`` multiplies the channels, rounded to multiples of 8; the ``last`` convolution keeps its channels below
+    width 1. A small one learns faster: with 1280 features a classifier needs ten times smaller a rate.
     """
     good = isinstance(width, Real) and not isinstance(width, bool) and width > 0
     require(good, "width", width, "a positive number such as 0.5")
@@ -81,7 +87,7 @@ def mobilenetv2(
             stride = first_stride if index == 0 else 1
             layers.append(InvertedResidual(channels, out_channels, stride, expansion))
             channels = out_channels
-    last = round_to_eight(1280 * max(1.0, width))
-    layers += [*_convolution(channels, last, 1), nn.AdaptiveAvgPool2d(1)]
-    classifier = nn.Sequential(nn.Dropout(dropout_rate(dropout)), nn.Linear(last, num_classes))
+    features = round_to_eight(whole("last", last) * max(1.0, width))
+    layers += [*_convolution(channels, features, 1), nn.AdaptiveAvgPool2d(1)]
+    classifier = nn.Sequential(nn.Dropout(dropout_rate(dropout)), nn.Linear(features, num_classes))
     return ConvNet(nn.Sequential(*layers), classifier)
