@@ -121,6 +121,7 @@ def test_unknown_option_names_option_model_and_nearest() -> None:
         ("resnet18", {"widths": (8, 8)}, "widths = (8, 8): expected a list of 4 positive whole numbers"),
         ("resnet18", {"stem": True}, "stem = True: expected a positive whole number"),
         ("mobilenetv2", {"width": 0}, "width = 0: expected a positive number"),
+        ("mobilenetv2", {"last": 0}, "last = 0: expected a positive whole number"),
         ("vgg9", {"dropout": 1}, "dropout = 1: expected a number from 0 to below 1"),
         ("vit", {"heads": 5}, "heads = 5: expected a divisor of embedding = 128"),
         (

@@ -143,6 +143,12 @@ def test_mobilenet_width_is_rounded_as_in_torchvision(width: float, expected: in
     assert parameters("mobilenetv2", CIFAR, 1000, width=width) == expected
 
 
+def test_the_last_convolution_of_mobilenet_can_be_narrower() -> None:
+    fewer = 1280 - 128  # features, each with 80 weights, scale, shift and 10 weights of the classifier
+    whole, narrow = (parameters("mobilenetv2", CIFAR, 10, width=0.25, last=last) for last in (1280, 128))
+    assert whole - narrow == fewer * (80 + 2 + 10)
+
+
 def test_mobilenet_halves_the_image_three_times() -> None:
     module = on_meta("mobilenetv2", CIFAR, 10)
     before_pool = module.features[:-1]
