@@ -226,6 +226,7 @@ class FedCS(PartialAggregation):
             return model.cost(Cut.everything())
         if task.round >= self.warmup_rounds:
             return super().work(task, model)
+        model.costs.record("macs")  # every step has random widths, of which none comes again
         steps = self.local.steps_for(task.client.num_examples)
         passes = [model.cost(cut).macs for step in range(steps) for cut in self.step_cuts(task, step, model)]
         held = model.cost(task.patch.cut)
