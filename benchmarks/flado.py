@@ -179,7 +179,8 @@ def main() -> None:
         else:
             result = measure_alignment("lenet5")
         print(json.dumps(result), flush=True)
-        text = json.dumps({"torch": torch.__version__, part: result}, indent=1)
+        command = f"python benchmarks/flado.py {part}"
+        text = json.dumps({"command": command, "torch": torch.__version__, part: result}, indent=1)
         (EVIDENCE / f"cost-{part}.json").write_text(text + "\n", encoding="utf-8")
 
 

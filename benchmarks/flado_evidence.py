@@ -23,6 +23,7 @@ from fedtailor.server import generations
 from fedtailor.server.checkpoint import decode_checkpoint
 from fedtailor.server.run_folder import CHECKPOINTS, RunFolder
 
+COMMAND = "python benchmarks/flado_evidence.py"
 RUNS = records.runs_of("10")
 EVIDENCE = records.EVIDENCE / "10"
 
@@ -30,7 +31,6 @@ FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
 METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
 EVERYONE = ("clients_per_round=100", "rounds=30", "evaluate_every=2")
 SHORTER = 50  # rounds of variants: at a constant rate they compare with the first rounds of the default
-
 SETTLED = 10  # rounds before alignment is looked at
 
 
@@ -113,7 +113,7 @@ def write_tables() -> None:
             found[f"variants, {SHORTER} rounds, seed {seed}"][method] = early
     if found:
         tables = {name: table_of(courses, (0.02, 0.05, 0.1)) for name, courses in found.items()}
-        records.write(EVIDENCE / "tables.json", tables)
+        records.write(EVIDENCE / "tables.json", {"command": COMMAND, **tables})
 
 
 def write_alignment() -> None:
@@ -135,7 +135,7 @@ def write_alignment() -> None:
             "mean_largest_p": round(fmean(float(p.max()) for p in kept), 4),
         }
     if found:
-        records.write(EVIDENCE / "alignment.json", found)
+        records.write(EVIDENCE / "alignment.json", {"command": COMMAND, **found})
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ networks; the figures are those of one tier, by default the last, which is the l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -57,14 +57,18 @@ def spending(rows: Sequence[Row], metric: str = "accuracy", tier: str | None = N
     >>> spending([row])
     [Spent(round=1, macs=10, bytes=12, value=0.5)]
     """
-    course = [
-        Spent(row["round"], int(total["macs"]), int(total["bytes"]), _value(row["tiers"], metric, tier))
-        for row, total in zip(rows, spent(rows), strict=True)
-        if row.get("tiers")
-    ]
+    course = _course(rows, lambda row: _value(row["tiers"], metric, tier))
     if not course:
         raise FedtailorError("no row of this run has an evaluation: nothing can be said about its accuracy")
     return course
+
+
+def _course(rows: Sequence[Row], value: Callable[[Row], float]) -> list[Spent]:
+    return [
+        Spent(row["round"], int(total["macs"]), int(total["bytes"]), value(row))
+        for row, total in zip(rows, spent(rows), strict=True)
+        if row.get("tiers")
+    ]
 
 
 def best(course: Sequence[Spent]) -> Spent:
@@ -141,8 +145,8 @@ def matching(
 ) -> list[dict[str, Any]]:
     """The same over seeds, for method -> seed -> rows, by the mean over tiers.
 
-    ``more`` is what a method cost beyond the one before it in the table until it matched that one's best, both with the
-    same seed; None where a seed never did. Below zero is a saving.
+    ``more`` is what a method cost beyond the one before it in the table until it matched that one's best, paired in
+    the order of seeds; None where a seed never did. Below zero is a saving.
     """
     sign = -1 if less_is_better(metric) else 1
     courses = {name: [_mean_course(rows, metric, sign) for rows in runs] for name, runs in results.items()}
@@ -163,11 +167,7 @@ def matching(
 
 def _mean_course(rows: Sequence[Row], metric: str, sign: int) -> list[Spent]:
     """A run's course by the mean over tiers, so that more is better; evaluations that gave no number are left out."""
-    course = [
-        Spent(row["round"], int(total["macs"]), int(total["bytes"]), sign * mean_over_tiers(row, metric))
-        for row, total in zip(rows, spent(rows), strict=True)
-        if row.get("tiers")
-    ]
+    course = _course(rows, lambda row: sign * mean_over_tiers(row, metric))
     return [each for each in course if math.isfinite(each.value)]
 
 
