@@ -28,6 +28,7 @@ from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.patch import Patch
 from fedtailor.report.accounting import spending
 from fedtailor.run import Run
+from fedtailor.server.checkpoint import Checkpoint
 from fedtailor.server.run_folder import RunFolder
 
 RUNS = records.runs_of("12")
@@ -43,8 +44,12 @@ PIECES = {
 }
 METHODS: dict[str, dict[str, Any] | None] = {
     "apfl": None,  # as in the config
-    "feduniform": {"name": "feduniform"},
-    "fedavg-half": {"name": "fedavg", "width": "1/2"},
+    "feduniform": {"name": "feduniform", "recalibrate": True},
+    "fedavg-half": {
+        "name": "fedavg",
+        "width": "1/2",
+        "norm": "static",
+    },  # statistics measured, as in the others
 }
 SEEDS = (1, 2)
 
@@ -70,7 +75,7 @@ class Trial:
         table |= {"name": self.name, "seed": self.seed}
         chosen = METHODS[self.method]
         if chosen is not None:
-            table |= {"method": chosen, "rounds": TRAINED, "evaluate_every": 10}
+            table |= {"method": chosen, "rounds": TRAINED, "evaluate_every": 5}
         return make_config(table, [f"engine.workers={workers}"] if workers else [])
 
 
@@ -118,12 +123,18 @@ def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
 
 
 def _client(run: Run, number: int) -> Result:
-    """*Loc* and *Glo* of one client; FedAvg gives everyone the same network, so both are that."""
+    """*Loc* and *Glo* of one client; FedAvg gives everyone the same network, so both are that.
+
+    *Loc* once more with the statistics that the client tracked in its last training, which is what the paper does.
+    """
     fleet = run.fleet.capacity(run.data.sizes, run.state.round, run.seeds)
     if run.method.norm == "local":
         own, whole = run.personal(number), _super_network(run, number)
+        kept = Checkpoint(run.state, run.memories).memory_of(number)[1]
+        networks = {"loc": own, "glo": whole, "loc (tracked)": norm.with_own(run.model, own, kept)}
     else:
-        own = whole = run.deploy(fleet[number].budget).patches[0]
+        own = run.deploy(fleet[number].budget).patches[0]
+        networks = {"loc": own, "glo": own}
     tests = {
         "own": run.data.examples_for(number, "evaluate"),
         "common": run.data.test.subset(torch.arange(COMMON).numpy()),
@@ -131,7 +142,7 @@ def _client(run: Run, number: int) -> Result:
     scores = {
         f"{network}, {place} images": round(evaluate_patches(run.model, [patch], images)["accuracy"], 4)
         for place, images in tests.items()
-        for network, patch in (("loc", own), ("glo", whole))
+        for network, patch in networks.items()
     }
     cost, groups = run.model.cost(own.cut), run.model.groups
     units = {group: own.cut.width(group, groups.widths[group]) for group in groups.elastic}

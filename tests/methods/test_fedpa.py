@@ -175,6 +175,41 @@ def test_a_client_that_has_trained_keeps_its_own_statistics():
     assert set(memory) - set(kept) == {f"{name}@global" for name in model.statistics}
 
 
+def test_recalibration_measures_anew_what_a_client_runs_and_leaves_its_training_alone():
+    """The statistics are those of the merged weights, and the memory that training goes on from is not touched."""
+    model, data = cnn_model(), image_data()
+    method = FedPA(local=LOCAL, architectures=CROSSING, recalibrate=True)
+    cut = architecture(CROSSING["0"], model)
+    stale = {name: value + 7 for name, value in norm.statistics_at(model, model.weights(), [cut]).items()}
+    memory = method.perform(evaluation_task(model, method, stale, "calibrate"), data.client(0), model).memory
+    patch = model.cut(model.weights(), cut, set(model.parameters))
+    measured, _ = norm.measure_statistics(model, patch, data.client(0), LOCAL.batch_size)
+    assert all(bits(memory[name]) == bits(value) for name, value in measured.items())
+
+    def memories(every: int) -> list[dict]:
+        """What clients went on from in their second training."""
+        seen = []
+
+        class Watching(InProcess):
+            def run(self, tasks):
+                seen.extend(task.memory for task in tasks if task.action == "train" and task.round == 1)
+                return super().run(tasks)
+
+        run(
+            method,
+            cnn_model(),
+            data,
+            rounds=2,
+            every=every,
+            engine=lambda inner: Watching(method, inner.model, data),
+        )
+        return seen
+
+    between, never = memories(1), memories(100)
+    assert len(between) == data.num_clients
+    assert all(differing(*pair) == set() for pair in zip(between, never, strict=True))
+
+
 def test_a_tier_is_the_mean_of_its_clients_and_one_without_clients_is_evaluated_without_data():
     model, data, method = cnn_model(), image_data((6, 5, 7, 4)), FedUniform(local=LOCAL)
     fleet, seeds = fedtailor.fleet.fleet_by_name("uniform-2"), Seeds(0)

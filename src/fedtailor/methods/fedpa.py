@@ -37,12 +37,14 @@ class PartialAggregation(Method):
     """What FedPA and its relatives share: every client's norm statistics stay with it, and it evaluates itself.
 
     An evaluation has two answers. The client's own network, on its own statistics, is the paper's *Loc*; the whole
-    super-network, its norms calibrated on the client's examples, is *Glo* (``global accuracy``).
+    super-network, its norms calibrated on the client's examples, is *Glo* (``global accuracy``). The statistics of a
+    client's last training lag behind the merged weights as long as these move fast: ``recalibrate`` measures new ones.
     """
 
     policies: ClassVar[tuple[Policy, ...]] = ("local",)
 
     norm: Policy = "local"
+    recalibrate: bool = False  # before a client's network is used, measure its statistics for the merged weights
 
     def affordable(self, cut: Cut, budget: Budget, model: ElasticModel) -> bool:
         """C(theta) <= B for every limit; a width stands for the FLOPs and parameters of that width in all layers."""
@@ -75,10 +77,10 @@ class PartialAggregation(Method):
         return self.answer(replace(working, memory=kept), trained, len(data), metrics)
 
     def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
-        """Measure the statistics of the super-network, and those of the client's own where it has never trained."""
+        """Measure the super-network's statistics; the own network's where there are none, or ``recalibrate`` asks."""
         measured: dict[str, Tensor] = {}
         own = task.reply.cut
-        known = norm.calibrated(model, task.memory, own)
+        known = not self.recalibrate and norm.calibrated(model, task.memory, own)
         for cut in (SUPER,) if known else (SUPER, own):
             patch = Patch(model.narrow(task.patch, cut).values, cut)  # of this tag
             measured |= norm.measure_statistics(model, patch, data, self.local.batch_size)[0]
