@@ -1,16 +1,18 @@
 """Run APFL's evidence run by run and write docs/evidence/12 as each run finishes; draw the paper's figures 3 to 5.
 
-    FEDTAILOR_DATA=... python benchmarks/apfl_evidence.py [--list] [--workers N] [--seconds N] [piece ...]
+    FEDTAILOR_DATA=... python benchmarks/apfl_evidence.py [--list] [--workers N] [--seconds N] [piece ...] [--seeds N ...]
 
 A piece is a split and a fleet: `iid-high`, `dirichlet-high`, `iid-low`. In each: APFL, FedUniform and FedAvg at half
 the width, two seeds. Call it again after an interruption: finished runs are skipped, a begun one goes on from its last
-round. `figures` only draws. `--seconds` starts no run later than that.
+round. `figures` only draws. `--seconds` starts no run later than that. Processes side by side must not share runs:
+give them different pieces or seeds.
 """
 
 from __future__ import annotations
 
 import time
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -75,13 +77,13 @@ class Trial:
         table |= {"name": self.name, "seed": self.seed}
         chosen = METHODS[self.method]
         if chosen is not None:
-            table |= {"method": chosen, "rounds": TRAINED, "evaluate_every": 5}
+            table |= {"method": chosen | {"align": table["method"]["align"]}, "rounds": TRAINED}
         return make_config(table, [f"engine.workers={workers}"] if workers else [])
 
 
-def trials(pieces: list[str]) -> list[Trial]:
+def trials(pieces: list[str], seeds: Sequence[int] = SEEDS) -> list[Trial]:
     """All runs of some pieces."""
-    return [Trial(piece, method, seed) for piece in pieces for seed in SEEDS for method in METHODS]
+    return [Trial(piece, method, seed) for piece in pieces for seed in seeds for method in METHODS]
 
 
 def perform(trial: Trial, workers: str | None) -> None:
@@ -260,9 +262,12 @@ def main() -> None:
     """Run what is asked for, then draw."""
     parser = records.arguments(__doc__, [*PIECES, "figures"])
     parser.add_argument("--workers", help="Worker processes; the default is all cores.")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="Which of the seeds."
+    )
     options = parser.parse_args()
     started = time.monotonic()
-    for trial in trials([piece for piece in options.pieces or PIECES if piece in PIECES]):
+    for trial in trials([piece for piece in options.pieces or PIECES if piece in PIECES], options.seeds):
         if options.list:
             config = trial.config(options.workers)
             print(trial.name, config.method, config.rounds, "rounds")
