@@ -1,6 +1,6 @@
 """Run APFL's evidence run by run and write docs/evidence/12 as each run finishes; draw the paper's figures 3 to 5.
 
-    FEDTAILOR_DATA=... python benchmarks/apfl_evidence.py [--list] [--workers N] [--seconds N] [--seeds N ...] [piece ...]
+    FEDTAILOR_DATA=... python benchmarks/apfl_evidence.py [--list] [--workers N] [--seconds N] [--seeds N] [piece ...]
 
 A piece is a split and a fleet: `iid-high`, `dirichlet-high`, `iid-low`. In each: APFL, FedUniform and FedAvg at half
 the width, two seeds. Call it again after an interruption: finished runs are skipped, a begun one goes on from its last
