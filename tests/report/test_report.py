@@ -18,7 +18,7 @@ from fedtailor.report.coverage import coverage, never_trained, trained_so_far
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import page
 from fedtailor.report.panel import Panel, RunRecord, panel, panels_of
-from fedtailor.report.panels import all_panels
+from fedtailor.report.panels import all_panels, pareto
 from synthetic_runs import METHODS, TIERS, WIDTH, write_run, write_runs
 
 
@@ -213,23 +213,26 @@ def test_a_folder_without_runs_is_refused_by_name(tmp_path):
         read_runs([tmp_path])
 
 
+def one_round(label: str, seed: int, tiers: dict[str, tuple[int, float]]) -> RunRecord:
+    """A run of one round; for each tier the MACs of its network and its accuracy."""
+    row = {
+        "round": 1,
+        "bytes_down": 1,
+        "bytes_up": 1,
+        "macs": 1,
+        "seconds": 1.0,
+        "refused": {},
+        "abandoned": 0,
+    }
+    row["tiers"] = {tier: {"loss": 1.0, "accuracy": accuracy} for tier, (_, accuracy) in tiers.items()}
+    sizes = {tier: {"params": 1, "macs": macs} for tier, (macs, _) in tiers.items()}
+    notes = [{"round": 1, "cuts": [], "deployed": sizes}]
+    return RunRecord(label, "", seed, f"{label}-{seed}", "finished", "x", [row], notes=notes)
+
+
 def test_the_answer_says_when_a_small_device_is_given_a_large_network():
     def record(label, macs, small, large):
-        rows = [
-            {
-                "round": 1,
-                "bytes_down": 1,
-                "bytes_up": 1,
-                "macs": 1,
-                "seconds": 1.0,
-                "refused": {},
-                "abandoned": 0,
-            }
-            | {"tiers": {"0.2": {"loss": 1.0, "accuracy": small}, "1": {"loss": 1.0, "accuracy": large}}}
-        ]
-        sizes = {tier: {"params": 1, "macs": each} for tier, each in zip(("0.2", "1"), macs, strict=True)}
-        notes = [{"round": 1, "cuts": [], "deployed": sizes}]
-        return RunRecord(label, "", 1, label, "finished", "x", rows, notes=notes)
+        return one_round(label, 1, {"0.2": (macs[0], small), "1": (macs[1], large)})
 
     runs = [record("whole", (1000, 1000), 0.9, 0.9), record("cut", (100, 1000), 0.8, 0.95)]
     found = answer(runs, None)
@@ -239,3 +242,21 @@ def test_the_answer_says_when_a_small_device_is_given_a_large_network():
     ) in found.text
     assert "Best on the largest devices (tier 1): cut, 95.0 %.\n" in found.text
     assert [row["tier 0.2 runs"] for row in found.tables[0][1]] == ["1 k MACs", "100 MACs"]
+
+
+def test_differences_are_of_the_same_seeds_however_many_each_method_has():
+    """Two seeds each, of which only seed 2 is common: pairing by place would compare 2 with 1 and 3 with 2."""
+
+    def record(label, seed, accuracy):
+        return one_round(label, seed, {"1": (1, accuracy)})
+
+    runs = [record("a", 2, 0.8), record("a", 3, 0.9), record("b", 1, 0.1), record("b", 2, 0.75)]
+    found = answer(runs, None)
+    (difference,) = found.tables[1][1]
+    assert difference["accuracy against a"].startswith("-5.0")
+    assert "Differences are of the seeds that all methods have." in found.text
+    assert [line["best accuracy (%)"] for line in pareto(runs, None).tables[0][1]] == [75, 80]
+
+    apart = answer([record("a", 1, 0.8), record("b", 2, 0.7)], None)
+    assert "The methods share no seed: differences are not judged." in apart.text
+    assert len(apart.tables) == 1

@@ -44,7 +44,9 @@ class PartialAggregation(Method):
     policies: ClassVar[tuple[Policy, ...]] = ("local",)
 
     norm: Policy = "local"
-    recalibrate: bool = False  # before a client's network is used, measure its statistics for the merged weights
+    recalibrate: bool = (
+        False  # before a client's network is used, measure its statistics for the merged weights
+    )
 
     def affordable(self, cut: Cut, budget: Budget, model: ElasticModel) -> bool:
         """C(theta) <= B for every limit; a width stands for the FLOPs and parameters of that width in all layers."""

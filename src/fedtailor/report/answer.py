@@ -8,8 +8,8 @@ from typing import Any
 
 from fedtailor.report.comparison import costs_to_reach, differences, target_of, with_interval
 from fedtailor.report.differences import what_seeds_can_tell
-from fedtailor.report.grouping import Runs, by_setting, evaluated_rows, networks
-from fedtailor.report.panel import Panel, Record
+from fedtailor.report.grouping import Runs, by_setting, evaluated_rows, networks, of_common_seeds
+from fedtailor.report.panel import Panel, Record, RunRecord
 from fedtailor.report.tables import shown, spread, totals
 from fedtailor.report.targets import mean_over_tiers
 from fedtailor.report.units import short, size
@@ -34,7 +34,7 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         ]
         tables.append((f"Results {setting}".strip(), rows))
         sentences += _sentences(setting, results, metric, target, costs, sizes)
-        compared, caution = _against_best(results, metric)
+        compared, caution = _against_best(methods, metric)
         if compared:
             tables.append((f"Differences from the best {setting}".strip(), compared))
         sentences.append(caution)
@@ -130,14 +130,14 @@ def _best(results: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], metric: 
     return max(ends, key=lambda label: ends[label])
 
 
-def _against_best(
-    results: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], metric: str
-) -> tuple[list[Record], str]:
+def _against_best(methods: Mapping[str, Sequence[RunRecord]], metric: str) -> tuple[list[Record], str]:
     """Every method against the best one, and how far that can be trusted."""
-    if len(results) < 2:
+    if len(methods) < 2:
         return [], ""
-    if len({len(each) for each in results.values()}) > 1:
-        return [], "The methods have different numbers of seeds: differences are not judged."
+    results = {label: list(map(evaluated_rows, each)) for label, each in of_common_seeds(methods).items()}
+    if not results:
+        return [], "The methods share no seed: differences are not judged."
+    left_out = any(len(results[label]) < len(each) for label, each in methods.items())
     best = _best(results, metric)
     ordered = {best: results[best], **{label: each for label, each in results.items() if label != best}}
     found = differences(ordered, metric)
@@ -145,5 +145,6 @@ def _against_best(
         {"method": label, f"{metric} against {best}": with_interval(metric, each), "verdict": each.verdict}
         for label, each in found.items()
     ]
-    flattered = " The best was picked by these same runs, which flatters it a little."
-    return rows, what_seeds_can_tell(len(results[best]), len(found)) + flattered
+    caution = what_seeds_can_tell(len(results[best]), len(found))
+    caution += " The best was picked by these same runs, which flatters it a little."
+    return rows, caution + (" Differences are of the seeds that all methods have." if left_out else "")

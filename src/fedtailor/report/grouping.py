@@ -24,6 +24,13 @@ def by_setting(runs: Runs) -> dict[str, dict[str, list[RunRecord]]]:
     }
 
 
+def of_common_seeds(methods: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[RunRecord]]:
+    """The runs of those seeds that every method has, so that they can be paired; empty where there is no such seed."""
+    common = set.intersection(*({run.seed for run in each} for each in methods.values()))
+    kept = {label: [run for run in each if run.seed in common] for label, each in methods.items()}
+    return kept if common else {}
+
+
 def evaluated_rows(run: RunRecord) -> list[Mapping[str, Any]]:
     """The rows up to the last evaluation: an unfinished run is judged by what it has shown so far."""
     last = max(place for place, row in enumerate(run.rows) if row.get("tiers"))

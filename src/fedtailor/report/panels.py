@@ -18,6 +18,7 @@ from fedtailor.report.grouping import (
     evaluated_rows,
     named,
     networks,
+    of_common_seeds,
     percent,
     round_to,
     setting_filter,
@@ -175,7 +176,8 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
         results = {label: [evaluated_rows(run) for run in each] for label, each in methods.items()}
         metric, target = target_of(results, per_cent)
         at: Record = {"setting": setting} if setting else {}
-        matched += [_matched({**at, **line}, metric) for line in accounting.matching(results, metric)]
+        paired = {label: list(map(evaluated_rows, each)) for label, each in of_common_seeds(methods).items()}
+        matched += [_matched({**at, **line}, metric) for line in accounting.matching(paired, metric)]
         if target is None:
             continue
         goals.append(shown(metric, target))
