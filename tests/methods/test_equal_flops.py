@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedtailor.client.sgd import LocalTraining
+from fedtailor.elastic import elastic
 from fedtailor.elastic.budget import Budget
 from fedtailor.elastic.cut import Cut
 from fedtailor.elastic.expected import mean_shares
@@ -17,7 +21,7 @@ from fedtailor.methods.flado import Flado
 from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.server.seeds import Seeds
-from helpers import client, cnn_model
+from helpers import client, cnn_model, images, tiny_cnn
 
 LOCAL = LocalTraining(batch_size=1)
 STEPS = 600
@@ -59,3 +63,13 @@ def test_more_than_the_largest_is_the_largest_and_less_than_the_smallest_is_refu
 def test_a_mean_budget_needs_plain_draws():
     with pytest.raises(FedtailorError, match="method.mean_budget.*set method.distillation = false"):
         FjORD(mean_budget=True)
+
+
+def test_shares_are_found_once_for_a_model_and_do_not_keep_it_alive():
+    method = FjORD(LOCAL, "averaged", widths="uniform-20", distillation=False, mean_budget=True)
+    model = elastic(tiny_cnn(8, 8), images(2).take(torch.arange(2)))  # of this test alone
+    assert method.shares_at(Budget(macs=0.5), model) is method.shares_at(Budget(macs=0.5), model)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None

@@ -12,9 +12,9 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -34,6 +34,9 @@ from fedtailor.method import Method
 from fedtailor.methods import register
 from fedtailor.round import Client, Reply, ServerState, Task
 from fedtailor.server.seeds import Seeds
+
+# What ``shares_at`` found for a model, as long as that lives.
+_SHARES: WeakKeyDictionary[ElasticModel, dict[tuple[FjORD, Budget], tuple[float, ...]]] = WeakKeyDictionary()
 
 
 @register("fjord")
@@ -194,11 +197,13 @@ class FjORD(Method):
         }
         return Cut.of(model.groups, {group: range(count) for group, count in counts.items()})
 
-    @lru_cache(maxsize=128)  # noqa: B019  (methods are few and hold numbers only; a client's steps all ask the same)
     def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
         """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""
-        costs = [float(model.cost(self.cut_at(width, model)).macs) for width in self.candidates]
-        return mean_shares(costs, allowed_macs(model, budget), budget)
+        found = _SHARES.setdefault(model, {})
+        if (self, budget) not in found:  # a client's steps all ask the same
+            costs = [float(model.cost(self.cut_at(width, model)).macs) for width in self.candidates]
+            found[self, budget] = mean_shares(costs, allowed_macs(model, budget), budget)
+        return found[self, budget]
 
     def _shares(self, task: Task, model: ElasticModel) -> Sequence[float]:
         budget = task.client.budget
