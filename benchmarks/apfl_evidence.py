@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -107,10 +108,6 @@ def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
     keys = ("macs", "params", *clients[0]["accuracy"])
     mean = {key: fmean(each["accuracy"].get(key, each.get(key, 0)) for each in clients) for key in keys}
     fleet = run.fleet.capacity(run.data.sizes, 0, run.seeds)
-    last = {
-        row["round"] for row in rows if row.get("stage", "fedpa") == "fedpa"
-    }  # warm-up costs but does not count
-    course = [spent.figures() for spent in spending(rows, tier="0.5") if spent.round in last]
     return {
         "config": CONFIG,
         "piece": trial.piece,
@@ -121,7 +118,8 @@ def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
         "bytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows),
         "seconds": round(sum(row["seconds"] for row in rows)),
         "seconds_by_stage": _by_stage(rows),
-        "course": course,
+        "bytes_before": sum(row["bytes_down"] + row["bytes_up"] for row in rows if _before_training(row)),
+        "course": _course(clients, rows),
         "clients": clients,
     }
 
@@ -171,6 +169,26 @@ def _distance(clients: list[Result], fleet: Any, tier: str) -> float | None:
     ratios = [torch.tensor(c["ratios"]) for c in clients if fleet[c["client"]].tier == tier]
     pairs = [float(torch.linalg.vector_norm(one - other)) for one, other in combinations(ratios, 2)]
     return round(fmean(pairs), 4) if pairs else None
+
+
+def _before_training(row: Mapping[str, Any]) -> bool:
+    """Warm-up and search: they cost, but their networks are not those that are trained in the end."""
+    return row.get("stage", "fedpa") != "fedpa"
+
+
+def _course(clients: list[Result], rows: list[Any]) -> list[Result]:
+    """What had been spent at every evaluation of the training, and the mean of *Loc* over clients."""
+    share = {tier: count / len(clients) for tier, count in Counter(c["tier"] for c in clients).items()}
+    training = {row["round"] for row in rows if not _before_training(row)}
+    courses = [spending(rows, tier=tier) for tier in share]
+    return [
+        {
+            **at[0].figures(),
+            "value": round(sum(n * each.value for n, each in zip(share.values(), at, strict=True)), 4),
+        }
+        for at in zip(*courses, strict=True)
+        if at[0].round in training
+    ]
 
 
 def _by_stage(rows: list[Any]) -> dict[str, float]:
@@ -239,19 +257,23 @@ def _costs(there: dict[tuple[str, str], list[Result]]) -> None:
 
 
 def _traffic(there: dict[tuple[str, str], list[Result]]) -> None:
-    """Figure 4: megabytes, warm-up and search included, until the smallest tier reached an accuracy."""
+    """Figure 4: megabytes until clients reach an accuracy, with warm-up and search and, as in the paper, without."""
     panels = []
     for piece in PIECES:
-        runs = {method: results for (p, method), results in there.items() if p == piece}
         groups: dict[str, dict[str, float]] = {}
-        for target in (0.2, 0.25, 0.3, 0.35, 0.4):
-            for method, results in runs.items():
+        for target in (0.2, 0.25, 0.3, 0.35):
+            found = groups.setdefault(f"{100 * target:g} %", {})
+            for (_, method), results in ((key, each) for key, each in there.items() if key[0] == piece):
                 reached = [_bytes_to(result["course"], target) for result in results]
                 known = [value for value in reached if value is not None]
-                if len(known) == len(results):
-                    groups.setdefault(f"{100 * target:g} %", {})[method] = fmean(known) / 1e6
-        if groups:
-            title = f"{piece}: megabytes until tier 0.5 reaches an accuracy"
+                if len(known) < len(results):
+                    continue
+                found[method] = fmean(known) / 1e6
+                before = fmean(result["bytes_before"] for result in results)
+                if before:
+                    found[f"{method}, training alone"] = (fmean(known) - before) / 1e6
+        if any(groups.values()):
+            title = f"{piece}: megabytes until clients reach an accuracy"
             panels.append(charts.bars(title, groups, charts.HEIGHT * len(panels)))
     if panels:
         charts.write(records.FIGURES / "apfl-figure-4.svg", panels)
