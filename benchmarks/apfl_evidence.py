@@ -26,8 +26,10 @@ from records import Result
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.config import RunConfig, make_config
+from fedtailor.data.batches import Examples
 from fedtailor.elastic import norm
 from fedtailor.elastic.cut import Cut
+from fedtailor.elastic.model import ElasticModel
 from fedtailor.elastic.patch import Patch
 from fedtailor.report.accounting import spending
 from fedtailor.run import Run
@@ -129,23 +131,29 @@ def _client(run: Run, number: int) -> Result:
 
     *Loc* once more with the statistics that the client tracked in its last training, which is what the paper does.
     """
-    fleet = run.fleet.capacity(run.data.sizes, run.state.round, run.seeds)
+    fleet, model = run.fleet.capacity(run.data.sizes, run.state.round, run.seeds), run.model
+    own_images = run.data.examples_for(number, "evaluate")
+    common = run.data.test.subset(torch.arange(COMMON).numpy())
     if run.method.norm == "local":
-        own, whole = run.personal(number), _super_network(run, number)
+        own = run.personal(number)
         kept = Checkpoint(run.state, run.memories).memory_of(number)[1]
-        networks = {"loc": own, "glo": whole, "loc (tracked)": norm.with_own(run.model, own, kept)}
+        networks = {"loc": own}
+        if own.cut != Cut.everything():
+            networks["glo"] = _super_network(run, number)
+        tracked = {"loc (tracked), own images": accuracy(model, norm.with_own(model, own, kept), own_images)}
     else:
         own = run.deploy(fleet[number].budget).patches[0]
-        networks = {"loc": own, "glo": own}
-    tests = {
-        "own": run.data.examples_for(number, "evaluate"),
-        "common": run.data.test.subset(torch.arange(COMMON).numpy()),
-    }
-    scores = {
-        f"{network}, {place} images": round(evaluate_patches(run.model, [patch], images)["accuracy"], 4)
-        for place, images in tests.items()
+        networks, tracked = {"loc": own}, {}
+    found = {
+        network: (accuracy(model, patch, own_images), accuracy(model, patch, common))
         for network, patch in networks.items()
     }
+    found.setdefault("glo", found["loc"])  # of the same network
+    scores = {
+        f"{network}, {place} images": found[network][index]
+        for index, place in enumerate(("own", "common"))
+        for network in ("loc", "glo")
+    } | tracked
     cost, groups = run.model.cost(own.cut), run.model.groups
     units = {group: own.cut.width(group, groups.widths[group]) for group in groups.elastic}
     shrunk = [round(count / groups.widths[group], 4) for group, count in units.items()]
@@ -153,6 +161,11 @@ def _client(run: Run, number: int) -> Result:
         "client": number, "tier": fleet[number].tier, "macs": cost.macs, "params": cost.params, "accuracy": scores,
         "units": units, "ratios": shrunk,
     }  # fmt: skip
+
+
+def accuracy(model: ElasticModel, patch: Patch, images: Examples) -> float:
+    """Of one network."""
+    return round(evaluate_patches(model, [patch], images)["accuracy"], 4)
 
 
 def _super_network(run: Run, number: int) -> Patch:
