@@ -106,7 +106,8 @@ def perform(trial: Trial, workers: str | None) -> None:
 
 def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
     """What every client's networks reach on its own and on common images, what they cost, and how the run went."""
-    clients = [_client(run, number) for number in range(run.data.num_clients)]
+    one = None if run.method.norm == "local" else run.deploy(run.fleet.tiers[0].budget).patches[0]
+    clients = [_client(run, number, one) for number in range(run.data.num_clients)]
     keys = ("macs", "params", *clients[0]["accuracy"])
     mean = {key: fmean(each["accuracy"].get(key, each.get(key, 0)) for each in clients) for key in keys}
     fleet = run.fleet.capacity(run.data.sizes, 0, run.seeds)
@@ -126,15 +127,15 @@ def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
     }
 
 
-def _client(run: Run, number: int) -> Result:
-    """*Loc* and *Glo* of one client; FedAvg gives everyone the same network, so both are that.
+def _client(run: Run, number: int, one: Patch | None) -> Result:
+    """*Loc* and *Glo* of one client; FedAvg gives everyone the same ``one`` network, so both are that.
 
     *Loc* once more with the statistics that the client tracked in its last training, which is what the paper does.
     """
     fleet, model = run.fleet.capacity(run.data.sizes, run.state.round, run.seeds), run.model
     own_images = run.data.examples_for(number, "evaluate")
     common = run.data.test.subset(torch.arange(COMMON).numpy())
-    if run.method.norm == "local":
+    if one is None:
         own = run.personal(number)
         kept = Checkpoint(run.state, run.memories).memory_of(number)[1]
         networks = {"loc": own}
@@ -142,7 +143,7 @@ def _client(run: Run, number: int) -> Result:
             networks["glo"] = _super_network(run, number)
         tracked = {"loc (tracked), own images": accuracy(model, norm.with_own(model, own, kept), own_images)}
     else:
-        own = run.deploy(fleet[number].budget).patches[0]
+        own = one
         networks, tracked = {"loc": own}, {}
     found = {
         network: (accuracy(model, patch, own_images), accuracy(model, patch, common))
