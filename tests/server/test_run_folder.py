@@ -129,6 +129,17 @@ def test_events_tell_the_story(interrupted):
     assert events == [
         ("started", None), ("round", 1), ("round", 2), ("resumed", 2), ("round", 3), ("round", 4), ("finished", 4),
     ]  # fmt: skip
+    lines = (interrupted / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == [event for event, _ in events]  # no line is blank
+
+
+def test_an_event_that_was_cut_short_does_not_swallow_the_next_one(interrupted):
+    with (interrupted / "events.jsonl").open("a") as file:
+        file.write('{"event": "rou')
+    resume(interrupted)
+    assert ("resumed", 2) in [
+        (event["event"], event.get("round")) for event in RunFolder(interrupted).events()
+    ]
 
 
 # Going on

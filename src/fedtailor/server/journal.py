@@ -188,7 +188,9 @@ class Journal:
             truncate_file(path / METRICS, generation.header["metrics_size"])
             notes = [note for note in self.folder.notes() if note["round"] <= generation.round]
             replace_file(path / NOTES, [b"".join(json.dumps(note).encode() + b"\n" for note in notes)])
-            append_file(path / EVENTS, b"\n")  # ends a line that was cut short
+            events = path / EVENTS
+            if events.is_file() and events.read_bytes()[-1:] not in (b"", b"\n"):
+                append_file(events, b"\n")  # ends a line that was cut short
         kept = (path / METRICS).read_bytes()
         self._metrics, self._metrics_size = hashlib.sha256(kept), len(kept)
         self.history = self.folder.rows()
