@@ -1,0 +1,138 @@
+"""Small runs of every method whose every bit is recorded: what they are, and what is recorded of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fedtailor
+from fedtailor.methods import get_method
+from fedtailor.server.seeds import Seeds
+from helpers import bits
+
+ROUNDS = 4
+
+EVERYONE = 20  # all clients of the data set
+
+# Name of a recording -> (method, settings): four rounds show all that a method does (stages, pruning, search ...).
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apfl": ("apfl", {"warmup": 1, "search_examples": 32, "shrink": 0.4}),
+    "efd": ("efd", {}),
+    "fedavg": ("fedavg", {}),
+    "fedavg-narrow": ("fedavg", {"width": "2/5"}),
+    "fedcs": ("fedcs", {"warmup": 2, "search_examples": 32, "shrink": 0.4, "search_at_once": 3}),
+    "federated-dropout": ("federated-dropout", {"keep": 0.5}),
+    "fedpa": ("fedpa", {"architectures": {"0": {"0": 1, "4": 4}, "4": {"0": 3, "4": 8}}}),
+    "fedrolex": ("fedrolex", {"phase": "independent"}),
+    "feduniform": ("feduniform", {"recalibrate": True}),
+    "fjord": ("fjord", {}),
+    "fjord-per-width": ("fjord", {"norm": "per_width"}),
+    "fjord-random": ("fjord", {"random_drop": 0.4}),
+    "flado": ("flado", {"sketch": 64, "alignment_share": 0.2}),
+    "flado-score": ("flado", {"sketch": 64, "alignment_share": 0.2, "estimator": "score"}),
+    "flanc": ("flanc", {"widths": "uniform-5"}),
+    "flanc-two-step": ("flanc", {"widths": "uniform-5", "form": "two_step", "biases": False}),
+    "heterofl": ("heterofl", {}),
+    "heterofl-averaged": ("heterofl", {"norm": "averaged", "align": 4}),
+    "heterofl-per-width": ("heterofl", {"norm": "per_width", "label_rows": False}),
+    "ofa-fl": ("ofa-fl", {"ratios": (1, "1/2", "1/40"), "trigger": "schedule", "first": 1, "every": 1}),
+    "ofa-fl-per-width": (
+        "ofa-fl",
+        {"ratios": (1, "1/2", "1/40"), "trigger": "schedule", "first": 1, "every": 1, "norm": "per_width"},
+    ),
+    "splitmix": ("splitmix", {"base": "1/5"}),
+    "uniprob": ("uniprob", {}),
+}
+NETWORKS = ("norm", "plain")
+
+
+def network(kind: str) -> nn.Module:
+    """With batch norm, or without any normalisation."""
+    with Seeds(7).scope("golden network"):
+        normed = kind == "norm"
+        return nn.Sequential(
+            nn.Conv2d(1, 10, 3, padding=1),
+            nn.BatchNorm2d(10) if normed else nn.Identity(),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(10, 20, 3, padding=1),
+            nn.BatchNorm2d(20) if normed else nn.Identity(),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(80, 10),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ends with: its weights, and one plain row per round."""
+
+    weights: Mapping[str, Tensor]
+    rows: tuple[Mapping[str, Any], ...]
+
+    @property
+    def weights_hash(self) -> str:
+        """Of the name, type, shape and every bit of every tensor."""
+        digest = hashlib.sha256()
+        for name in sorted(self.weights):
+            digest.update(name.encode() + b"\0" + bits(self.weights[name]))
+        return digest.hexdigest()[:16]
+
+    @property
+    def rows_hash(self) -> str:
+        """Of what the rounds measured; floats by their exact text."""
+        return hashlib.sha256(json.dumps(self.rows, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Of every tensor: the sum, and the sum of absolute values."""
+        return {
+            name: (float(value.double().sum()), float(value.double().abs().sum()))
+            for name, value in sorted(self.weights.items())
+        }
+
+
+def golden_run(name: str, kind: str) -> Outcome:
+    """Four rounds on digits, in process, with a fleet of five tiers."""
+    method, settings = RUNS[name]
+    run = fedtailor.train(
+        network(kind), "digits", "uniform-5", get_method(method)(**settings),
+        rounds=ROUNDS, clients_per_round=EVERYONE if method == "apfl" else 5, evaluate_every=2,
+        seed=3, engine={"workers": 0},
+        training={"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 16},
+    )  # fmt: skip
+    return Outcome(run.state.weights, tuple(plain_row(row) for row in run.history))
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The measured values of a round under fixed names, whatever the type of a row is called today."""
+    return {
+        "round": row["round"],
+        "asked": row["clients"],
+        "merged": row["merged"],
+        "refused": row["refused"],
+        "abandoned": row["abandoned"],
+        "down": row["bytes_down"],
+        "up": row["bytes_up"],
+        "macs": row["macs"],
+        "loss": row["train_loss"],
+        "tiers": row.get("tiers"),
+        "best": row.get("best_round"),
+        "reported": row.get("reported", {}),
+        "stage": row.get("stage"),
+    }
+
+
+def machine_key() -> str:
+    """What decides the last bits: PyTorch, vector instructions, and the libraries behind products."""
+    there = {"mkl": torch.backends.mkl.is_available(), "onednn": torch.backends.mkldnn.is_available()}
+    libraries = [name for name, available in there.items() if available]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__.partition('+')[0]}, {capability}, {'+'.join(libraries) or 'plain'}"
