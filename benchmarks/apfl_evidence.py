@@ -27,14 +27,14 @@ from records import Result
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.config import RunConfig, make_config
 from fedtailor.data.batches import Examples
-from fedtailor.elastic import norm
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running import norm
 from fedtailor.report.accounting import spending
-from fedtailor.run import Run
-from fedtailor.server.checkpoint import Checkpoint
-from fedtailor.server.run_folder import RunFolder
+from fedtailor.run.interface import Run
+from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.storage.run_folder import RunFolder
 
 RUNS = records.runs_of("12")
 EVIDENCE = records.EVIDENCE / "12"
@@ -156,8 +156,8 @@ def _client(run: Run, number: int, one: Patch | None) -> Result:
         for network in ("loc", "glo")
     } | tracked
     cost, groups = run.model.cost(own.cut), run.model.groups
-    units = {group: own.cut.width(group, groups.widths[group]) for group in groups.elastic}
-    shrunk = [round(count / groups.widths[group], 4) for group, count in units.items()]
+    units = {group: own.cut.count(group, groups.counts[group]) for group in groups.elastic}
+    shrunk = [round(count / groups.counts[group], 4) for group, count in units.items()]
     return {
         "client": number, "tier": fleet[number].tier, "macs": cost.macs, "params": cost.params, "accuracy": scores,
         "units": units, "ratios": shrunk,

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import torch
 
-from fedtailor.client.channel_search import LocalScore
 from fedtailor.data.batches import Examples
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.settings import KEEP_MEMORY
-from fedtailor.methods.fedcs import FedCS
+from fedtailor.messages import Client, Reply, Task
+from fedtailor.methods.apfl.channel_search import LocalScore
+from fedtailor.methods.apfl.fedcs import FedCS
 from fedtailor.models import build_model
-from fedtailor.round import Client, Reply, Task
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 EXAMPLES, SHRINK, WIDTH = 128, 0.2, 0.25
 

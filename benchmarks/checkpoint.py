@@ -25,13 +25,13 @@ from pathlib import Path
 
 import torch
 
-from fedtailor.elastic import elastic
-from fedtailor.methods import get_method
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
-from fedtailor.server.checkpoint import Checkpoint
-from fedtailor.server.generations import place_of
-from fedtailor.server.journal import CheckpointSettings, Journal
 from fedtailor.server.loop import first_checkpoint
+from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.storage.generations import place_of
+from fedtailor.storage.journal import CheckpointSettings, Journal
 
 
 def plain_write(path: Path, data: bytes) -> None:

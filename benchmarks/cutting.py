@@ -82,7 +82,7 @@ def traced_once() -> dict[str, float]:
     """The first and the second trace in this process."""
     import torch
 
-    from fedtailor.elastic import elastic
+    from fedtailor.elasticity.front_door import elastic
     from fedtailor.models import build_model
 
     torch.set_num_threads(1)
@@ -102,8 +102,8 @@ def cutting(rounds: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from fedtailor.elastic import elastic
-    from fedtailor.elastic.selections import prefix, random_units
+    from fedtailor.elasticity.cutting.selections import prefix, random_units
+    from fedtailor.elasticity.front_door import elastic
     from fedtailor.models import build_model
 
     torch.set_num_threads(1)
@@ -164,8 +164,8 @@ def shares() -> dict[str, Any]:
     """The share of parameters that can shrink, of networks that come with fedtailor."""
     import torch
 
-    from fedtailor.elastic import elastic
-    from fedtailor.elastic.explain import elastic_share
+    from fedtailor.elasticity.explain import elastic_share
+    from fedtailor.elasticity.front_door import elastic
     from fedtailor.models import build_model
 
     found = {}

@@ -40,7 +40,7 @@ from fedtailor.data import (
 from fedtailor.data.catalogue.cifar import CIFAR10
 from fedtailor.errors import FedtailorError
 from fedtailor.models import build_model
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 MEBIBYTE = 2**20
 

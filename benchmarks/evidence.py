@@ -21,7 +21,7 @@ from pathlib import Path
 import records
 import torch
 
-from fedtailor.server.run_folder import RunFolder
+from fedtailor.storage.run_folder import RunFolder
 
 METHODS = "fjord,fjord:distillation=false,heterofl,fedavg:width=1/5"
 CHANNELS = f"{METHODS},efd,federated-dropout,uniprob,fedrolex,fedrolex:phase=independent,splitmix:base=1/5"

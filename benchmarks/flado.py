@@ -23,15 +23,15 @@ from typing import Any
 import torch
 
 from fedtailor.client.sgd import LocalSteps, LocalTraining
-from fedtailor.client.sketch import Transform
 from fedtailor.data.batches import Examples
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.methods.flado import SEED, SKETCH, Flado
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.messages import Client
+from fedtailor.methods.flado.flado import SEED, SKETCH, Flado
+from fedtailor.methods.flado.sketch import Transform
 from fedtailor.models import build_model
-from fedtailor.round import Client
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "10"
 NUMBERS = 11_000_000

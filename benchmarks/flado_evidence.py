@@ -19,9 +19,9 @@ from statistics import fmean
 import records
 
 from fedtailor.report.accounting import FLOPS_PER_MAC, Spent, best, spending, table_of
-from fedtailor.server import generations
-from fedtailor.server.checkpoint import decode_checkpoint
-from fedtailor.server.run_folder import CHECKPOINTS, RunFolder
+from fedtailor.storage import generations
+from fedtailor.storage.checkpoint import decode_checkpoint
+from fedtailor.storage.run_folder import CHECKPOINTS, RunFolder
 
 COMMAND = "python benchmarks/flado_evidence.py"
 RUNS = records.runs_of("10")

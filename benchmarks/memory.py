@@ -96,9 +96,9 @@ def measured(name: str, width: str) -> dict[str, int]:
 
     from fedtailor.client.sgd import LocalTraining
     from fedtailor.data.batches import Examples
-    from fedtailor.elastic import elastic
-    from fedtailor.elastic.memory import Workload
-    from fedtailor.elastic.selections import prefix
+    from fedtailor.elasticity.costing.memory import Workload
+    from fedtailor.elasticity.cutting.selections import prefix
+    from fedtailor.elasticity.front_door import elastic
     from fedtailor.methods.fedavg import FedAvg
     from fedtailor.models import build_model
 
@@ -130,10 +130,10 @@ def measured(name: str, width: str) -> dict[str, int]:
 
 def task_for(model: Any, cut: Any) -> Any:
     """What a client is sent: the piece, copied out of the module's weights."""
-    from fedtailor.elastic.budget import Budget
-    from fedtailor.elastic.trace import named_tensors
-    from fedtailor.round import Client, Reply, Task
-    from fedtailor.server.seeds import Seeds
+    from fedtailor.elasticity.costing.budget import Budget
+    from fedtailor.elasticity.tracing.copies import named_tensors
+    from fedtailor.messages import Client, Reply, Task
+    from fedtailor.seeds import Seeds
 
     weights = {name: value.detach() for name, value in named_tensors(model.module).items()}
     patch = model.cut(weights, cut)

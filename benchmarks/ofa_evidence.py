@@ -17,7 +17,7 @@ import records
 from records import Result
 
 from fedtailor.config import load_config
-from fedtailor.server.run_folder import RunFolder
+from fedtailor.storage.run_folder import RunFolder
 
 RUNS = records.runs_of("11")
 EVIDENCE = records.EVIDENCE / "11"

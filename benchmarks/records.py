@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.config import RunConfig
-from fedtailor.run import Run, resume, run_config
+from fedtailor.run.interface import Run, resume, run_config
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"

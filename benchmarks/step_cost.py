@@ -26,14 +26,14 @@ import torch
 from torch.nn import functional as F
 
 from fedtailor.client.sgd import LocalSteps, LocalTraining
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.selections import prefix
-from fedtailor.methods.fjord import FjORD
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.selections import prefix
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.messages import Client
+from fedtailor.methods.fjord.fjord import FjORD
 from fedtailor.models import build_model
-from fedtailor.round import Client
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 LOCAL = LocalTraining(lr=0.01)
 

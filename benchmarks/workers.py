@@ -27,19 +27,19 @@ from typing import Any
 import torch
 
 from fedtailor.data import DataSettings, Examples, FederatedData, federate, load_dataset
-from fedtailor.elastic import elastic
-from fedtailor.elastic.model import ElasticModel
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.engine import Engine
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.engines.worker_pool import WorkerPool
+from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.fleet import fleet_by_name
+from fedtailor.messages import Client, Task
 from fedtailor.method import Method
-from fedtailor.methods import get_method
+from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
-from fedtailor.round import Client, Task
+from fedtailor.seeds import Seeds
 from fedtailor.server.loop import RoundSettings, Row, run_rounds
-from fedtailor.server.seeds import Seeds
 
 MEBIBYTE = 2**20
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedtailor import FederatedData, train
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.methods import get_method
+from fedtailor.methods.registry import get_method
 
 SINGULAR_VALUES = (4.0, 3.0, 2.0, 1.0)
 RANKS = (1, 2, 3, 4)

@@ -29,7 +29,7 @@ from fedtailor.data import (
     load_federated,
 )
 from fedtailor.data.picture import show
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 generator = np.random.default_rng(0)
 console = Console()

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor import FedtailorError, train
-from fedtailor.elastic import Site, elastic, function_rule
-from fedtailor.elastic.selections import as_width, prefix
-from fedtailor.elastic.units import Labels
+from fedtailor.elasticity.cutting.selections import as_width, prefix
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.tracing.rules import Site, function_rule
+from fedtailor.elasticity.tracing.units import Labels
 
 
 class Attention(nn.Module):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Everything through which fedtailor.server.storage and .generations change a disk.
+# Everything through which fedtailor.storage.files and .generations change a disk.
 CHANGES = ("open", "write", "fsync", "ftruncate", "replace", "rename", "unlink", "mkdir")
 
 

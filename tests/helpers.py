@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from fedtailor.data.batches import Examples
 from fedtailor.data.federated import FederatedData
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.fleet import Fleet, fleet_by_name
+from fedtailor.messages import Client, Dropped, Reply, ServerState, Task, Update
 from fedtailor.method import Method
-from fedtailor.round import Client, Dropped, Reply, ServerState, Task, Update
+from fedtailor.seeds import Seeds
 from fedtailor.server.loop import RoundSettings, Row, run_rounds
-from fedtailor.server.seeds import Seeds
 
 CLASSES = 4
 SIDE = 4  # pixels of the images

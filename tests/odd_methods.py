@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from fedtailor.data.batches import Examples
-from fedtailor.elastic.model import ElasticModel
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
+from fedtailor.messages import Task, Update
 from fedtailor.method import Method
-from fedtailor.round import Task, Update
 
 
 @dataclass(frozen=True)

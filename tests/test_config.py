@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedtailor.config import RunConfig, load_config, make_config, to_toml
-from fedtailor.elastic.budget import Budget
+from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.heterofl import HeteroFL
-from fedtailor.run import prepare_config
+from fedtailor.run.interface import prepare_config
 
 
 def test_defaults_are_a_valid_config():

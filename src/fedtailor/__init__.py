@@ -6,35 +6,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedtailor.client.losses import Objective as Objective
     from fedtailor.client.sgd import LocalTraining as LocalTraining
     from fedtailor.data.federated import FederatedData as FederatedData
-    from fedtailor.elastic import elastic as elastic
-    from fedtailor.elastic.budget import Budget as Budget
+    from fedtailor.elasticity.costing.budget import Budget as Budget
+    from fedtailor.elasticity.front_door import elastic as elastic
+    from fedtailor.elasticity.tracing.rules import function_rule as function_rule
+    from fedtailor.elasticity.tracing.rules import layer_rule as layer_rule
     from fedtailor.errors import FedtailorError as FedtailorError
     from fedtailor.fleet import Fleet as Fleet
     from fedtailor.method import Method as Method
-    from fedtailor.methods import register as register
-    from fedtailor.run import Run as Run
-    from fedtailor.run import resume as resume
-    from fedtailor.run import train as train
+    from fedtailor.methods.registry import register as register
+    from fedtailor.objective import Objective as Objective
+    from fedtailor.run.interface import Run as Run
+    from fedtailor.run.interface import resume as resume
+    from fedtailor.run.interface import train as train
 
 __version__ = "0.1.0"
 
 # Where each public name lives. Names are imported when they are first used: ``fedtailor --help`` needs no PyTorch.
 _HOMES = {
-    "Budget": "fedtailor.elastic.budget",
+    "Budget": "fedtailor.elasticity.costing.budget",
     "FederatedData": "fedtailor.data.federated",
     "FedtailorError": "fedtailor.errors",
     "Fleet": "fedtailor.fleet",
     "LocalTraining": "fedtailor.client.sgd",
     "Method": "fedtailor.method",
-    "Objective": "fedtailor.client.losses",
-    "Run": "fedtailor.run",
-    "elastic": "fedtailor.elastic",
-    "register": "fedtailor.methods",
-    "resume": "fedtailor.run",
-    "train": "fedtailor.run",
+    "Objective": "fedtailor.objective",
+    "Run": "fedtailor.run.interface",
+    "elastic": "fedtailor.elasticity.front_door",
+    "function_rule": "fedtailor.elasticity.tracing.rules",
+    "layer_rule": "fedtailor.elasticity.tracing.rules",
+    "register": "fedtailor.methods.registry",
+    "resume": "fedtailor.run.interface",
+    "train": "fedtailor.run.interface",
 }
 
 __all__ = sorted(_HOMES)

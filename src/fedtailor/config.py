@@ -20,10 +20,10 @@ from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
-from fedtailor.methods import get_method
-from fedtailor.server.journal import CheckpointSettings
+from fedtailor.methods.registry import get_method
 from fedtailor.server.loop import RoundSettings
 from fedtailor.server.stopping import Stopping
+from fedtailor.storage.journal import CheckpointSettings
 
 Table = dict[str, Any]
 S = TypeVar("S")

@@ -22,17 +22,20 @@ from fedtailor.client import sgd
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.elastic import norm
-from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, Workload, fit
-from fedtailor.elastic.cost import Cost
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel, Weights
-from fedtailor.elastic.norm import Policy
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.cost import Cost
+from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit
+from fedtailor.elasticity.costing.memory import Workload
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running import norm
+from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require, unknown
-from fedtailor.round import Client, Deployed, Metrics, Reply, ServerState, Task, Update
-from fedtailor.server.merging import WEIGHTINGS, holder_mean
-from fedtailor.server.seeds import Seeds
+from fedtailor.merging import WEIGHTINGS, holder_mean
+from fedtailor.messages import Client, Deployed, Metrics, Reply, ServerState, Task, Update
+from fedtailor.seeds import Seeds
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Method:
 
     def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
         """The piece for a device of this budget, in training and in deployment."""
-        return fit(model, budget, self.align, workload=self.workload)
+        return fit(model.costs, budget, self.align, workload=self.workload)
 
     def cut_in(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The same for methods whose pieces change with the state; others state ``cut_for`` alone."""

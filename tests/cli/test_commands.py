@@ -217,7 +217,7 @@ def test_profile_refuses_nonsense(monkeypatch, capsys, words):
 
 def test_listings_as_tables_and_as_json(monkeypatch, capsys):
     from fedtailor.data.datasets import dataset_names
-    from fedtailor.methods import method_names
+    from fedtailor.methods.registry import method_names
 
     assert call(monkeypatch, "methods", "--json") == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == method_names()

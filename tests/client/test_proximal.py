@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fedtailor.client import sgd
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic.selections import as_width, prefix
+from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method
 from helpers import bits, differing, mlp_model, task_for, vectors

@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 from fedtailor.client import sgd
 from fedtailor.client.sgd import Diverged, LocalTraining, batches
 from fedtailor.data.batches import Examples
-from fedtailor.elastic import elastic
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.selections import as_width, prefix
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import as_width, prefix
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
+from fedtailor.messages import Reply, Task
 from fedtailor.method import Method
-from fedtailor.round import Reply, Task
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 from helpers import (
     bits,
     client,

@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedtailor.client.sgd import LocalSteps, LocalTraining
-from fedtailor.elastic import elastic
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.selections import prefix
-from fedtailor.methods.fjord import FjORD
+from fedtailor.elasticity.cutting.selections import prefix
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.methods.fjord.fjord import FjORD
 from fedtailor.models import build_model
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 from helpers import client
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "step_cost.py"

@@ -23,12 +23,12 @@ from safetensors.torch import load_file
 from test_every_method import DATA, FLEET, METHODS_SEEN, MODEL, SMALLEST, smallest
 
 from fedtailor.engines.in_process import InProcess
-from fedtailor.engines.worker_pool import WorkerPool
+from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.fleet import fleet_by_name
-from fedtailor.methods import method_names
-from fedtailor.server.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from fedtailor.methods.registry import method_names
+from fedtailor.seeds import Seeds
 from fedtailor.server.loop import RoundSettings, Row, run_rounds
-from fedtailor.server.seeds import Seeds
+from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from helpers import differing, slow_if
 from odd_methods import As, Several
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic.norm import POLICIES
+from fedtailor.elasticity.running.norm import POLICIES
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
+from fedtailor.messages import Dropped, Task, Update
 from fedtailor.method import Method
-from fedtailor.methods import get_method, method_card, method_names
-from fedtailor.round import Dropped, Task, Update
+from fedtailor.methods.registry import get_method, method_card, method_names
 from fedtailor.server.evaluation import evaluate_tiers
 from helpers import Result, bits, cnn_model, differing, held_mask, image_data, run, snapshot
 

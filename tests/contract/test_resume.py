@@ -24,8 +24,8 @@ import fedtailor
 from fedtailor.cli.main import main
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.method import Method
-from fedtailor.methods import get_method, method_names
-from fedtailor.server.run_folder import RunFolder
+from fedtailor.methods.registry import get_method, method_names
+from fedtailor.storage.run_folder import RunFolder
 from helpers import image_data, tiny_cnn
 
 ROUNDS = 4

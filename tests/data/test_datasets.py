@@ -9,7 +9,7 @@ from published_files import write_mnist
 from fedtailor.data import DataSettings, dataset_names, describe, load_dataset, load_federated
 from fedtailor.data.sources import Layout, Source, register
 from fedtailor.errors import FedtailorError
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 EXPECTED = {
     "cifar10",

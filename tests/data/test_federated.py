@@ -14,7 +14,7 @@ from fedtailor.data import DataSettings, Examples, FederatedData, ImagePreparati
 from fedtailor.data.sources import Dataset
 from fedtailor.data.splits import KINDS
 from fedtailor.errors import FedtailorError
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 DIGITS = load_dataset("digits")
 

@@ -9,7 +9,7 @@ from published_files import png, some_images, write_lines
 
 from fedtailor.data import DataSettings, federate, load_dataset
 from fedtailor.errors import FedtailorError
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 
 def save(path: Path, **changes) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedtailor.data import DataSettings, Examples, FederatedData, federate, load_dataset
 from fedtailor.data.picture import overview, rows, shades, show
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 
 def printed(data: FederatedData, most: int = 20, width: int = 100) -> str:

@@ -7,17 +7,17 @@ import math
 import pytest
 import torch
 
-from fedtailor.client.losses import Objective
 from fedtailor.config import make_config, to_toml
-from fedtailor.elastic import elastic
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines import automatic
 from fedtailor.engines.automatic import Automatic, check_workers, open_engine
 from fedtailor.engines.in_process import InProcess
-from fedtailor.engines.luggage import NotPortable
 from fedtailor.engines.settings import EngineSettings, available_cores
-from fedtailor.engines.worker_pool import WorkerPool
+from fedtailor.engines.workers.luggage import NotPortable
+from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.errors import FedtailorError
-from fedtailor.methods import get_method
+from fedtailor.methods.registry import get_method
+from fedtailor.objective import Objective
 from helpers import cnn_model, differing, image_data, run, tiny_mlp, vector_data
 
 METHOD, MODEL, DATA = get_method("heterofl")(), cnn_model(), image_data()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedtailor
-from fedtailor.engines.luggage import NotPortable
+from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.report.tables import run_summary, totals
 from helpers import CLASSES, differing, image_data, tiny_cnn
 

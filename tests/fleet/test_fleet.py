@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.elastic.budget import Budget
+from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, FleetSettings, Population, Tier, fleet_by_name, fleet_examples
 from fedtailor.fleet.names import build_fleet
-from fedtailor.round import Client
-from fedtailor.server.seeds import Seeds
+from fedtailor.messages import Client
+from fedtailor.seeds import Seeds
 
 SEEDS = Seeds(0)
 

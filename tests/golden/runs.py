@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor
-from fedtailor.methods import get_method
-from fedtailor.server.seeds import Seeds
+from fedtailor.methods.registry import get_method
+from fedtailor.seeds import Seeds
 from helpers import bits
 
 ROUNDS = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.methods import method_names
+from fedtailor.methods.registry import method_names
 from golden.runs import NETWORKS, RUNS, Outcome, golden_run, machine_key
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))

@@ -10,13 +10,13 @@ from torch.nn.functional import cross_entropy
 
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.federated import FederatedData
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method
-from fedtailor.methods import get_method, method_card, method_names, register
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.server.seeds import Seeds
+from fedtailor.methods.registry import get_method, method_card, method_names, register
+from fedtailor.seeds import Seeds
 from helpers import (
     bits,
     client,
@@ -155,7 +155,7 @@ def test_a_small_width_never_touches_the_rest():
 
 def test_a_small_width_trains_as_a_small_network_does():
     """The same numbers as FedAvg at full width on the network that was cut out beforehand."""
-    from fedtailor.elastic import elastic
+    from fedtailor.elasticity.front_door import elastic
 
     wide, data = mlp_model(8), vector_data()
     method = FedAvg(LocalTraining(momentum=0.9, batch_size=4), width="3/8")

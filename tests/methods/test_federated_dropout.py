@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget, fit
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.selections import kept, prefix
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import fit
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import kept, prefix
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.federated_dropout import EFD, FederatedDropout
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 from helpers import client, cnn_model, differing, group_of, held_mask, image_data, run
 
 LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)
@@ -56,7 +57,7 @@ def test_a_mask_keeps_the_exact_count_of_every_group():
     model = cnn_model(first=8, second=12)
     cut = select(FederatedDropout(keep=0.3), model, client())
     assert {group: len(units) for group, units in cut.channels.items()} == {
-        group: kept(Fraction(3, 10), model.groups.widths[group]) for group in model.groups.elastic
+        group: kept(Fraction(3, 10), model.groups.counts[group]) for group in model.groups.elastic
     }
 
 
@@ -151,7 +152,7 @@ def test_scaling_variants():
     model, data = cnn_model(first=8, second=8), image_data((8, 8))
     none, train, evaluated = (FederatedDropout(LOCAL, keep=0.5, scaling=s) for s in ("none", "train", "eval"))
     x = data.example()
-    cut = fit(model, Budget(width=0.5))
+    cut = fit(model.costs, Budget(width=0.5))
     weights = model.cut(model.weights(), cut).values
     del weights["1.running_mean"], weights["5.running_mean"]
     task = none.assign(none.init(model), client(), model, Seeds(0))

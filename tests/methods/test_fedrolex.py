@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic import elastic
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.selections import kept, prefix
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import kept, prefix
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedrolex import FedRolex
 from fedtailor.methods.heterofl import HeteroFL
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 from helpers import client, cnn_model, differing, held_mask, image_data, mlp_model, run
 
 LOCAL = LocalTraining(lr=0.1, momentum=0.9, batch_size=4, clip_norm=1.0)

@@ -10,14 +10,15 @@ from torch.nn.functional import cross_entropy
 
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Examples
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget, fit
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import fit
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.heterofl import HeteroFL
+from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import evaluate_tiers
-from fedtailor.server.seeds import Seeds
 from helpers import (
     CLASSES,
     CONV1,
@@ -49,7 +50,7 @@ TRAINABLE = {
 
 
 def cut_of(model, level: str):
-    return fit(model, Budget(width=LEVELS[level]))
+    return fit(model.costs, Budget(width=LEVELS[level]))
 
 
 def task_of(method, model, level: str = "a", number: int = 0, examples: int = 6):

@@ -10,11 +10,11 @@ import torch
 
 from fedtailor.client.evaluate import mean_output
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic.budget import Budget
+from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.splitmix import SplitMix, by_base, choose_bases, named
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 from helpers import bits, client, cnn_model, differing, image_data, mlp_model, run, vector_data
 
 LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)

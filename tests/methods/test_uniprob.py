@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.expected import expected_macs, uniform_probability
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.expected import expected_macs, uniform_probability
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.uniprob import UniProb, draw_active
 from fedtailor.models import build_model
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 from helpers import client, cnn_model, differing, group_of, image_data, mlp_model, run
 
 LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)
@@ -41,7 +41,7 @@ class SquareStage(nn.Module):
 
 
 def flat(model, probability: float):
-    return {group: np.full(model.groups.widths[group], probability) for group in model.groups.elastic}
+    return {group: np.full(model.groups.counts[group], probability) for group in model.groups.elastic}
 
 
 def test_a_full_budget_is_fedavg_bit_for_bit():
@@ -60,24 +60,24 @@ def test_mean_cost_of_drawn_networks_is_the_expected_cost(build, probability):
     generator = np.random.default_rng(0)
     draws = 20_000
     counts = {
-        g: generator.binomial(model.groups.widths[g], probability, size=draws) for g in model.groups.elastic
+        g: generator.binomial(model.groups.counts[g], probability, size=draws) for g in model.groups.elastic
     }
     curve = model.costs.curve("macs")
     sizes = np.stack([counts[g] for g in model.groups.elastic], axis=1)
     mean = np.mean([curve.at(row) for row in sizes]) / 2  # the example batch holds two
-    assert expected_macs(model, flat(model, probability)) == pytest.approx(mean, rel=0.01)
+    assert expected_macs(model.costs, flat(model, probability)) == pytest.approx(mean, rel=0.01)
 
 
 def test_expected_cost_at_one_is_the_full_cost():
     model = elastic(SquareStage(), image_data().example())
-    assert expected_macs(model, flat(model, 1.0)) == model.cost(Cut.everything()).macs
+    assert expected_macs(model.costs, flat(model, 1.0)) == model.cost(Cut.everything()).macs
 
 
 @pytest.mark.parametrize("share", [0.1, 0.34, 0.64, 0.9])
 def test_the_probability_meets_the_budget(share):
     model = cnn_model(16, 24)
-    probability = uniform_probability(model, Budget(macs=share))
-    assert expected_macs(model, flat(model, probability)) == pytest.approx(
+    probability = uniform_probability(model.costs, Budget(macs=share))
+    assert expected_macs(model.costs, flat(model, probability)) == pytest.approx(
         share * model.cost(Cut.everything()).macs, rel=1e-9
     )
 
@@ -86,14 +86,14 @@ def test_published_probabilities_of_vgg9():
     """FedDrop solves .190 / .580 / .799 with dense classifier layers; ours shrink too, so p is a little larger."""
     network = build_model("vgg9", input_shape=(3, 32, 32), num_classes=10)
     model = elastic(network, (torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)))
-    solved = [uniform_probability(model, Budget(macs=share)) for share in (0.04, 0.34, 0.64)]
+    solved = [uniform_probability(model.costs, Budget(macs=share)) for share in (0.04, 0.34, 0.64)]
     assert solved == pytest.approx([0.190, 0.580, 0.799], abs=0.01)
     assert all(ours > theirs for ours, theirs in zip(solved, [0.190, 0.580, 0.799], strict=True))
 
 
 def test_a_width_budget_allows_what_its_prefix_costs():
     model = mlp_model(hidden=20)
-    probability = uniform_probability(model, Budget(width=0.5))
+    probability = uniform_probability(model.costs, Budget(width=0.5))
     assert probability == pytest.approx(0.5, abs=0.01)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedtailor.client.losses import cross_entropy
 from fedtailor.models import build_model, model_names
+from fedtailor.objective import cross_entropy
 
 SMALL_RESNET = {"widths": (4, 6, 8, 10), "stem": 4}
 

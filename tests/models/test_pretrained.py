@@ -12,7 +12,7 @@ from torch import nn
 from fedtailor.config import make_config
 from fedtailor.errors import FedtailorError
 from fedtailor.models.pretrained import load_pretrained
-from fedtailor.run import prepare_config, run_config
+from fedtailor.run.interface import prepare_config, run_config
 
 
 def network() -> nn.Module:

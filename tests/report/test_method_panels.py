@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import fedtailor
-from fedtailor.methods import get_method
-from fedtailor.methods.fedcs import UNITS
-from fedtailor.methods.fedcs_panel import mean_distance
+from fedtailor.charts.panel import Panel, RunRecord, panels_of
+from fedtailor.methods.apfl.fedcs import UNITS
+from fedtailor.methods.apfl.panel import mean_distance
+from fedtailor.methods.registry import get_method
 from fedtailor.report.folders import read_runs
-from fedtailor.report.panel import Panel, RunRecord, panels_of
 from helpers import image_data, tiny_cnn
 
 SETTINGS = {

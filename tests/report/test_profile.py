@@ -10,10 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget, Workload, fit
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.selections import prefix
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import fit
+from fedtailor.elasticity.costing.memory import Workload
+from fedtailor.elasticity.cutting.selections import prefix
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.models import build_model
 from fedtailor.report.profile import Profile, profile, profile_view
 
@@ -49,7 +51,7 @@ def test_the_fitted_cut_and_the_binding_limit(model: ElasticModel) -> None:
     budget = Budget.parse("macs=200k,memory=1MB")
     result = profile(model, budget)
     assert result.fitted is not None
-    assert result.fitted.cut == fit(model, budget)
+    assert result.fitted.cut == fit(model.costs, budget)
     assert result.fitted.binding == ("memory",)
     assert result.width == Fraction(2, 5)
     assert result.channels == {"features.0": (4, 10), "features.3": (8, 20)}
@@ -107,7 +109,7 @@ def test_a_width_binds_and_the_full_model_is_free(model: ElasticModel) -> None:
 
 def test_step_times_are_measured_when_asked_for(model: ElasticModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fedtailor.elastic.costing.step_time",
+        "fedtailor.elasticity.costing.model_costs.step_time",
         lambda model, cut, workload: 100_000 * model.costs.counts(cut)[0],
     )
     timed = profile(model, Budget(step_time="60%"))

@@ -10,14 +10,14 @@ import sys
 import numpy as np
 import pytest
 
+from fedtailor.charts.coverage import coverage, never_trained, trained_so_far
+from fedtailor.charts.panel import Panel, RunRecord, panel, panels_of
 from fedtailor.errors import FedtailorError
 from fedtailor.methods import fedrolex
 from fedtailor.report import export
 from fedtailor.report.answer import answer
-from fedtailor.report.coverage import coverage, never_trained, trained_so_far
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import page
-from fedtailor.report.panel import Panel, RunRecord, panel, panels_of
 from fedtailor.report.panels import all_panels, pareto
 from synthetic_runs import METHODS, TIERS, WIDTH, write_run, write_runs
 

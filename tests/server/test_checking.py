@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 import torch
 
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.patch import Patch
-from fedtailor.elastic.selections import as_width, prefix
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.methods import get_method
-from fedtailor.round import Dropped, Reply, Update
+from fedtailor.messages import Dropped, Reply, Update
+from fedtailor.methods.registry import get_method
 from fedtailor.server.checking import check_answers, check_update
 from helpers import (
     CLASSES,
@@ -192,7 +192,7 @@ def test_a_negative_mean_is_fine():
 )
 def test_coordinates_outside_the_lease_are_refused(cut):
     update = good()
-    known = Cut({group: units for group, units in cut.channels.items() if group in MODEL.groups.widths})
+    known = Cut({group: units for group, units in cut.channels.items() if group in MODEL.groups.counts})
     values = MODEL.cut(MODEL.weights(), known).values
     assert reason(replace(update, patch=Patch(values, cut))) == "out-of-lease"
 

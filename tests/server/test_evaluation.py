@@ -10,15 +10,15 @@ from torch import nn
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic import elastic
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, fleet_by_name
-from fedtailor.methods import get_method
+from fedtailor.methods.registry import get_method
+from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import calibrate, evaluate_tiers
-from fedtailor.server.seeds import Seeds
 from helpers import (
     CONV1,
     CONV2,
@@ -287,7 +287,7 @@ def test_several_patches_answer_with_the_mean_of_their_outputs():
 
 
 def test_metrics_are_the_users_to_replace():
-    from fedtailor.client.losses import Objective
+    from fedtailor.objective import Objective
 
     base = mlp_model()
     objective = Objective(

@@ -14,22 +14,22 @@ import pytest
 import torch
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import QuorumError
 from fedtailor.fleet import fleet_by_name
-from fedtailor.methods import get_method
-from fedtailor.round import Dropped, Task, Update
+from fedtailor.merging import by_samples
+from fedtailor.messages import Dropped, Task, Update
+from fedtailor.methods.registry import get_method
+from fedtailor.seeds import Seeds
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
-from fedtailor.server.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from fedtailor.server.faults import Timely
 from fedtailor.server.loop import RoundSettings, run_rounds
-from fedtailor.server.merging import by_samples
 from fedtailor.server.sampling import sample
-from fedtailor.server.seeds import Seeds
+from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from helpers import (
     CONV2,
     LINEAR,

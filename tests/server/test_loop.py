@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elastic import elastic
+from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
+from fedtailor.messages import Client, Dropped, ServerState, Task, Update
 from fedtailor.method import Method
-from fedtailor.methods import get_method
-from fedtailor.round import Client, Dropped, ServerState, Task, Update
+from fedtailor.methods.registry import get_method
 from fedtailor.server.loop import RoundSettings
 from helpers import cnn_model, differing, image_data, mlp_model, run, vector_data
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor.fleet import fleet_by_name
-from fedtailor.round import Client
+from fedtailor.messages import Client
+from fedtailor.seeds import Seeds
 from fedtailor.server.sampling import sample
-from fedtailor.server.seeds import Seeds
 from helpers import client
 
 TWENTY = [client(number) for number in range(20)]

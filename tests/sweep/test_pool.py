@@ -13,8 +13,8 @@ import pytest
 
 from commands import small_config
 from fedtailor.errors import FedtailorError
-from fedtailor.server.run_folder import RunFolder
-from fedtailor.server.storage import in_use
+from fedtailor.storage.files import in_use
+from fedtailor.storage.run_folder import RunFolder
 from fedtailor.sweep.plan import make_plan
 from fedtailor.sweep.pool import jobs_for, run_all
 

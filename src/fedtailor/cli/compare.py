@@ -101,7 +101,7 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
 
 def _missing(plan: Plan) -> list[PlannedRun]:
     """What is left to do; a folder says by itself whether its run is finished."""
-    from fedtailor.server.storage import in_use
+    from fedtailor.storage.files import in_use
     from fedtailor.sweep.plan import is_same
 
     missing = []
@@ -143,7 +143,7 @@ def _do(plan: Plan, missing: Sequence[PlannedRun], jobs: int | None) -> None:
 
 def _do_here(run: PlannedRun) -> None:
     """One run in this process, which may use workers of its own."""
-    from fedtailor.run import resume, run_config
+    from fedtailor.run.interface import resume, run_config
 
     path = run.folder.path
     shown = RoundProgress(run.title, run.config.rounds, earlier=run.folder.earlier_rows())

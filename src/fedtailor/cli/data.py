@@ -30,7 +30,7 @@ def show(
     from fedtailor.data.datasets import load_dataset
     from fedtailor.data.federated import federate
     from fedtailor.errors import require
-    from fedtailor.server.seeds import Seeds
+    from fedtailor.seeds import Seeds
 
     require(most >= 1, "--most", most, "at least 1")
     settings = load_config(config, overrides or []) if config else make_config({}, overrides or [])

@@ -17,7 +17,7 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """List the methods and their settings, or show the card of one of them."""
-    from fedtailor.methods import method_card, method_names
+    from fedtailor.methods.registry import method_card, method_names
 
     if name is not None and not as_json:
         console.print(
@@ -42,7 +42,7 @@ def methods(
 
 
 def _row(name: str) -> dict[str, Any]:
-    from fedtailor.methods import get_method
+    from fedtailor.methods.registry import get_method
 
     method = get_method(name)
     settings = {f.name: str(f.default) for f in dataclasses.fields(method) if f.name != "local"}

@@ -45,7 +45,7 @@ def print_json(value: Any) -> None:
 
 def refuse_if_in_use(folder: Path) -> None:
     """Exit at once, before PyTorch is loaded, if a run writes into this folder at the moment."""
-    from fedtailor.server.storage import in_use
+    from fedtailor.storage.files import in_use
 
     if in_use(folder):
         raise LockedError(f"{folder} is in use by another run: nothing was changed")

@@ -10,7 +10,7 @@ from rich.table import Table
 from fedtailor.cli.output import JsonOption, console, print_json
 
 if TYPE_CHECKING:
-    from fedtailor.elastic.model import ElasticModel
+    from fedtailor.elasticity.model import ElasticModel
 
 
 def profile(
@@ -40,7 +40,7 @@ def profile(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a network costs: for every tier of a fleet, or at every width against a budget."""
-    from fedtailor.elastic.limits import Budget
+    from fedtailor.elasticity.costing.budget import Budget
     from fedtailor.fleet import fleet_by_name
     from fedtailor.report.profile import profile as cost_profile
     from fedtailor.report.profile import profile_view
@@ -51,7 +51,7 @@ def profile(
     title = f"{model}, input {input_shape}, {classes} classes"
     if explain:
         if as_json:
-            print_json({"groups": network.groups.widths, "fixed": network.groups.fixed})
+            print_json({"groups": network.groups.counts, "fixed": network.groups.fixed})
         else:
             console.print(network.explain(), markup=False, soft_wrap=True)
         return
@@ -78,9 +78,9 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def _row(network: ElasticModel, tier: str, budget: Any) -> dict[str, Any]:
-    from fedtailor.elastic.budget import fit
+    from fedtailor.elasticity.costing.fitting import fit
 
-    cut = fit(network, budget)
+    cut = fit(network.costs, budget)
     cost = network.cost(cut)
     return {"tier": tier, "width": cut.tag, "params": cost.params, "macs": cost.macs, "bytes": cost.bytes}
 
@@ -88,7 +88,7 @@ def _row(network: ElasticModel, tier: str, budget: Any) -> dict[str, Any]:
 def _traced(model: str, input_shape: str, classes: int) -> ElasticModel:
     import torch
 
-    from fedtailor.elastic import elastic
+    from fedtailor.elasticity.front_door import elastic
     from fedtailor.errors import FedtailorError, require
     from fedtailor.models import build_model
 

@@ -27,8 +27,8 @@ def resume(
     refuse_if_in_use(folder)
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.folders import flat
-    from fedtailor.run import resume as go_on
-    from fedtailor.server.run_folder import CONFIG, RunFolder
+    from fedtailor.run.interface import resume as go_on
+    from fedtailor.storage.run_folder import CONFIG, RunFolder
     from fedtailor.trackers import tracking
 
     settings = load_config(folder / CONFIG) if (folder / CONFIG).is_file() else None

@@ -23,7 +23,7 @@ from fedtailor.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from fedtailor.run import Run
+    from fedtailor.run.interface import Run
 
 
 def run(
@@ -40,7 +40,7 @@ def run(
     refuse_if_in_use(runs / _name(config, overrides or []))
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.folders import flat
-    from fedtailor.run import run_config
+    from fedtailor.run.interface import run_config
     from fedtailor.trackers import tracking
 
     settings = load_config(config, overrides or [])

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from fedtailor.data.batches import Batch, Examples, batch_size
-from fedtailor.elastic.ensemble import mean_of
-from fedtailor.elastic.layout import to_run
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.ensemble import mean_of
+from fedtailor.elasticity.running.layout import to_run
 
 EVALUATION_BATCH = 256
 

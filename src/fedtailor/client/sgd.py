@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,16 +21,15 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.sgd import sgd
 
 from fedtailor.data.batches import Batch, Examples, batch_size
-from fedtailor.elastic import norm
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.layout import Layouts
-from fedtailor.elastic.model import ElasticModel, Weights
-from fedtailor.elastic.patch import Patch, Where, gather, scatter
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.names import plain
+from fedtailor.elasticity.cutting.patch import Patch, Where, gather, scatter
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running import norm
+from fedtailor.elasticity.running.layout import Layouts
+from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
-from fedtailor.round import Task
-
-if TYPE_CHECKING:
-    from fedtailor.method import Method
+from fedtailor.messages import Task
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,25 @@ class LocalTraining:
         return self.lr * self.gamma**passed
 
 
+class Training(Protocol):
+    """What the loop asks of a method; ``Method`` says what each of them means."""
+
+    @property
+    def local(self) -> LocalTraining: ...
+    @property
+    def inactive(self) -> Literal["held", "active"]: ...
+    def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]: ...
+    def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any: ...
+    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor: ...
+
+
 class Diverged(FedtailorError):  # noqa: N818  (a result of training, not a mistake)
     """Local training left the numbers: the client is refused and the round goes on."""
 
 
-def train(method: Method, task: Task, data: Examples, model: ElasticModel) -> tuple[Patch, dict[str, float]]:
+def train(
+    method: Training, task: Task, data: Examples, model: ElasticModel
+) -> tuple[Patch, dict[str, float]]:
     """Train the task's patch on the client's data; returns the trained patch and the mean loss."""
     steps = LocalSteps(method, task, model)
     total, examples = 0.0, 0
@@ -114,19 +127,18 @@ def train(method: Method, task: Task, data: Examples, model: ElasticModel) -> tu
 class LocalSteps:
     """What one client holds, moved by one step after the other."""
 
-    def __init__(self, method: Method, task: Task, model: ElasticModel) -> None:
+    def __init__(self, method: Training, task: Task, model: ElasticModel) -> None:
         self.method, self.task, self.model = method, task, model
         self.cut = task.patch.cut
         self.layouts = Layouts(model)
         self.layout = self.layouts.at(self.cut)
         # What belongs to a tensor of the model (``conv1.weight@basis``) is trained where that tensor is.
-        plain = {name: name.partition("@")[0] for name in task.patch.values}
+        own = {name: plain(name) for name in task.patch.values}
         self.held = {
-            n: _leaf(value, plain[n] in model.trainable, self.layout)
-            for n, value in task.patch.values.items()
+            n: _leaf(value, own[n] in model.trainable, self.layout) for n, value in task.patch.values.items()
         }
         statistics = frozenset(model.statistics)
-        self.weights = {n: value for n, value in self.held.items() if plain[n] not in statistics}
+        self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
         self.optimiser = _Optimiser(method, self.held, method.local.rate(task.round))
 
     def take(self, step: int, batch: Batch) -> float:
@@ -223,7 +235,7 @@ class _Optimiser:
     step. Without the three the policies are the same, and only the part is touched.
     """
 
-    def __init__(self, method: Method, held: Weights, rate: float) -> None:
+    def __init__(self, method: Training, held: Weights, rate: float) -> None:
         self.local, self.rate = method.local, rate
         self.held = {name: value for name, value in held.items() if value.requires_grad}
         self.momenta: dict[str, Tensor | None] = dict.fromkeys(self.held)

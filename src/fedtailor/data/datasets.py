@@ -17,7 +17,7 @@ from fedtailor.data.own import looks_like_path, read_own
 from fedtailor.data.sources import Dataset, Layout, Source, check_options, known_sources
 from fedtailor.data.splits import DataSettings
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 __all__ = ["Dataset", "dataset_names", "describe", "load_dataset", "load_federated"]
 

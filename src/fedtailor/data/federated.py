@@ -17,7 +17,7 @@ from fedtailor.data.sources import Dataset, own_dataset
 from fedtailor.data.splits import DataSettings, class_labels, hold_back, split, split_by_id
 from fedtailor.data.transforms import Plain
 from fedtailor.errors import FedtailorError
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 __all__ = ["DataSettings", "FederatedData", "Parts", "federate"]
 

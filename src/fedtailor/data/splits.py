@@ -12,7 +12,7 @@ from fedtailor.data import partitions
 from fedtailor.data.batches import Examples
 from fedtailor.data.partitions import Array, Partition
 from fedtailor.errors import FedtailorError, require, unknown
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 
 @dataclass(frozen=True)

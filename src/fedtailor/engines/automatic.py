@@ -11,15 +11,15 @@ import torch
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.federated import FederatedData
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.engine import Answer, Engine
 from fedtailor.engines.in_process import InProcess
-from fedtailor.engines.luggage import NotPortable, check_portable
 from fedtailor.engines.settings import EngineSettings, available_cores
-from fedtailor.engines.worker_pool import WorkerPool, luggage_for
+from fedtailor.engines.workers.luggage import NotPortable, check_portable
+from fedtailor.engines.workers.pool import WorkerPool, luggage_for
+from fedtailor.messages import Task
 from fedtailor.method import Method
-from fedtailor.round import Task
 
 HEAD_START_SECONDS = 3.0  # about what starting workers costs: runs that are shorter do better without
 

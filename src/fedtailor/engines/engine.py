@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 
 from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Examples
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.messages import Dropped, Task, Update
 from fedtailor.method import Method
-from fedtailor.round import Dropped, Task, Update
 
 Answer = Update | Dropped
 

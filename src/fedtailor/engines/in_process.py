@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedtailor.data.federated import FederatedData
-from fedtailor.elastic.model import ElasticModel
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.engine import Answer, answer_to
+from fedtailor.messages import Task
 from fedtailor.method import Method
-from fedtailor.round import Task
 
 
 @dataclass(frozen=True)

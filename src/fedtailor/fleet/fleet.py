@@ -10,10 +10,10 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.elastic.budget import Budget
+from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError, require
-from fedtailor.round import Client
-from fedtailor.server.seeds import Seeds
+from fedtailor.messages import Client
+from fedtailor.seeds import Seeds
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from fedtailor.elastic.budget import LIMITS, Budget
-from fedtailor.elastic.selections import as_width
+from fedtailor.elasticity.costing.budget import LIMITS, Budget
+from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.fleet import Fleet, Tier
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.selections import WidthLike, as_width, prefix
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.method import Method
-from fedtailor.methods import register
+from fedtailor.methods.registry import register
 
 
 @register("fedavg")

@@ -16,17 +16,18 @@ import numpy as np
 from torch import Tensor
 
 from fedtailor.data.batches import Batch
-from fedtailor.elastic.budget import CHANNEL_LIMITS, Budget, fit
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.norm import Policy
-from fedtailor.elastic.selections import WidthLike, as_width, kept, prefix, random_units
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import WidthLike, as_width, kept, prefix, random_units
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.scaling import scaler
 from fedtailor.errors import unknown
+from fedtailor.messages import Client, Deployed, ServerState, Task
 from fedtailor.method import Method
-from fedtailor.methods import register
-from fedtailor.methods.heterofl import scaler
-from fedtailor.round import Client, Deployed, ServerState, Task
-from fedtailor.server.seeds import Seeds
+from fedtailor.methods.registry import register
+from fedtailor.seeds import Seeds
 
 SCALINGS = ("none", "train", "eval")
 
@@ -116,15 +117,15 @@ class EFD(FederatedDropout):
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         whole = self.cut_for(client.budget, model)
-        able = fit(model, client.budget, self.align, workload=self.workload)
+        able = fit(model.costs, client.budget, self.align, workload=self.workload)
         if able.holds(whole):
             return whole
         owner = client.id if self.mask == "client" else None
         channels = {}
         for group in model.groups.elastic:
-            width = model.groups.widths[group]
-            units = whole.width(group, width)
-            share = Fraction(able.width(group, width), units)
+            width = model.groups.counts[group]
+            units = whole.count(group, width)
+            share = Fraction(able.count(group, width), units)
             count = units if share >= 1 else kept(share, units, self.align)
             generator = seeds.numpy(f"dropout {group}", client=owner, round=state.round)
             channels[group] = np.sort(generator.choice(units, size=count, replace=False)).tolist()

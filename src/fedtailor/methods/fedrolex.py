@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedtailor.elastic.budget import Budget, fit
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.groups import ChannelGroups
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.norm import Policy
-from fedtailor.elastic.selections import window
+from fedtailor.charts.coverage import trained_so_far
+from fedtailor.charts.panel import Chart, Panel, RunRecord, axis, lines, panel
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import fit
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import window
+from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.norm import Policy
 from fedtailor.errors import unknown
-from fedtailor.methods import register
+from fedtailor.messages import Client, ServerState
 from fedtailor.methods.heterofl import HeteroFL
-from fedtailor.report.coverage import trained_so_far
-from fedtailor.report.panel import Chart, Panel, RunRecord, axis, lines, panel
-from fedtailor.round import Client, ServerState
-from fedtailor.server.seeds import Seeds
+from fedtailor.methods.registry import register
+from fedtailor.seeds import Seeds
 
 
 @register("fedrolex")
@@ -51,7 +52,7 @@ class FedRolex(HeteroFL):
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """All clients of a round share the start of the window."""
         starts = window_starts(model.groups, state.round, self.phase, seeds)
-        size = fit(model, client.budget, self.align, workload=self.workload)
+        size = fit(model.costs, client.budget, self.align, workload=self.workload)
         return window(model.groups, size, starts.__getitem__)
 
 
@@ -61,9 +62,9 @@ def window_starts(groups: ChannelGroups, round: int, phase: str, seeds: Seeds) -
     Independent windows take their starts in random order, each of the K starts once in every pass of K rounds.
     """
     if phase == "lockstep":
-        return {group: round % width for group, width in groups.widths.items()}
+        return {group: round % width for group, width in groups.counts.items()}
     starts = {}
-    for group, width in groups.widths.items():
+    for group, width in groups.counts.items():
         order = seeds.numpy(f"window {group}", step=round // width).permutation(width)
         starts[group] = int(order[round % width])
     return starts

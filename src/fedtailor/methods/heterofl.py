@@ -13,19 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtailor.client.losses import mask_absent_labels
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.elastic.budget import width_of
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.groups import ChannelGroups
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.norm import Policy
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.scaling import scaler
 from fedtailor.errors import FedtailorError
+from fedtailor.messages import Client, ServerState, Task, Update
 from fedtailor.method import Method
-from fedtailor.methods import register
-from fedtailor.round import Client, ServerState, Task, Update
-from fedtailor.server.seeds import Seeds
+from fedtailor.methods.registry import register
+from fedtailor.seeds import Seeds
 
 
 @register("heterofl")
@@ -54,7 +53,7 @@ class HeteroFL(Method):
         """The client notes which labels it owns."""
         if not (self.masked_loss or self.label_rows):
             return task
-        present = torch.zeros(model.groups.widths[_label_group(model.groups)], dtype=torch.bool)
+        present = torch.zeros(model.groups.counts[_label_group(model.groups)], dtype=torch.bool)
         present[data.targets.reshape(-1).unique().cpu()] = True
         return replace(task, memory={**task.memory, "labels": present})
 
@@ -77,22 +76,17 @@ class HeteroFL(Method):
             return update
         rows = update.memory["labels"].nonzero().flatten().tolist()
         channels: dict[str, Sequence[int]] = {**update.patch.cut.channels, _label_group(model.groups): rows}
-        credited = Cut.of(model.groups, channels, update.patch.cut.tag)
+        credited = Cut.of(model.groups, channels, update.patch.cut.tag, update.patch.cut.width)
         return replace(update, patch=model.narrow(update.patch, credited))
 
 
-def scaler(model: ElasticModel, cut: Cut, policy: Policy) -> dict[str, float]:
-    """The factor 1 / s for every layer whose output shrinks; the classifier, whose output is fixed, keeps its own.
+def mask_absent_labels(logits: Tensor, present: Tensor) -> Tensor:
+    """Set the logits of labels that the client does not own to 0 (HeteroFL's masked cross-entropy).
 
-    In front of a batch norm the factor cancels out in training. It would only spoil running statistics, which are used
-    without it, so it is left out where the policy tracks them.
+    With the owned labels L of C classes the loss becomes -z_y + log(sum over L of exp(z_c) + (C - |L|)):
+    zero, not minus infinity, so absent classes keep a constant share and get no gradient.
     """
-    groups = model.groups
-    factor = 1 / float(width_of(cut, groups))
-    if factor == 1 or (model.statistics and policy != "static"):
-        return {}
-    shrinking = set(cut.channels)
-    return {layer: factor for layer, produced in groups.producers.items() if shrinking & set(produced)}
+    return torch.where(present, logits, torch.zeros((), dtype=logits.dtype, device=logits.device))
 
 
 def _label_group(groups: ChannelGroups) -> str:

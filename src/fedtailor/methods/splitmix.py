@@ -14,20 +14,24 @@ from torch import Tensor
 
 from fedtailor.client import sgd
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.elastic import norm
-from fedtailor.elastic.budget import Budget, fit, width_of
-from fedtailor.elastic.cost import Cost
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.norm import Policy
-from fedtailor.elastic.patch import Patch
-from fedtailor.elastic.selections import WidthLike, as_width, prefix, window
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.cost import Cost
+from fedtailor.elasticity.costing.fitting import fit
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.names import tag_of, tagged, untagged
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix, window
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running import norm
+from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.scaling import scaler
 from fedtailor.errors import FedtailorError
+from fedtailor.messages import Client, Deployed, Reply, ServerState, Task, Update
 from fedtailor.method import Method
-from fedtailor.methods import register
-from fedtailor.methods.heterofl import scaler
-from fedtailor.round import Client, Deployed, Reply, ServerState, Task, Update
-from fedtailor.server.seeds import Seeds
+from fedtailor.methods.registry import register
+from fedtailor.seeds import Seeds
+
+BASE = "base"  # of the tags of base networks
 
 
 @register("splitmix")
@@ -60,8 +64,8 @@ class SplitMix(Method):
 
     def bases_for(self, budget: Budget, model: ElasticModel) -> int:
         """How many base networks a budget pays for: floor(R / rho), in exact arithmetic."""
-        largest = fit(model, budget, workload=self.workload)
-        affordable = width_of(largest, model.groups) / as_width(self.base)
+        largest = fit(model.costs, budget, workload=self.workload)
+        affordable = largest.share(model.groups) / as_width(self.base)
         if affordable < 1:
             raise FedtailorError(
                 f"{budget} is below one base network of width {self.base}; choose a smaller method.base"
@@ -95,7 +99,7 @@ class SplitMix(Method):
         values = {
             tag: state.weights[tag]
             for base in bases
-            for tag in (f"{name}@base{base}" for name in sorted(names))
+            for tag in (tagged(name, f"{BASE}{base}") for name in sorted(names))
         }
         return Task(client, state.round, Patch(values, cut), Reply(frozenset(values), cut), seeds)
 
@@ -148,15 +152,15 @@ class SplitMix(Method):
 
 def named(values: Mapping[str, Tensor], base: int) -> dict[str, Tensor]:
     """The tensors of a base under their own names."""
-    return {f"{name}@base{base}": value for name, value in values.items()}
+    return {tagged(name, f"{BASE}{base}"): value for name, value in values.items()}
 
 
 def by_base(values: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
     """Tensors with plain names, sorted by base."""
     parts: dict[int, dict[str, Tensor]] = {}
     for tag, value in values.items():
-        name, _, base = tag.rpartition("@base")
-        parts.setdefault(int(base), {})[name] = value
+        base = int(tag_of(tag).removeprefix(BASE))
+        parts.setdefault(base, {})[untagged(tag)] = value
     return dict(sorted(parts.items()))
 
 

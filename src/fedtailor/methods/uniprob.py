@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.elastic.budget import Budget
-from fedtailor.elastic.cost import Cost
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.expected import allowed_macs, uniform_probability
-from fedtailor.elastic.groups import ChannelGroups
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.norm import Policy
-from fedtailor.elastic.shells import Scale
-from fedtailor.elastic.unit_map import Vector
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.cost import Cost
+from fedtailor.elasticity.costing.expected import allowed_macs, uniform_probability
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.unit_vectors import Vector
+from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.shells import Scale
+from fedtailor.messages import Task
 from fedtailor.method import Method
-from fedtailor.methods import register
-from fedtailor.round import Task
+from fedtailor.methods.registry import register
 
 
 @register("uniprob")
@@ -46,12 +46,12 @@ class UniProb(Method):
 
     def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
         """Channels have no order: everyone is given the full model, if the budget can be met at all."""
-        uniform_probability(model, budget)
+        uniform_probability(model.costs, budget)
         return Cut.everything()
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Solve the budget for p."""
-        probability = uniform_probability(model, task.client.budget)
+        probability = uniform_probability(model.costs, task.client.budget)
         return replace(
             task, memory={**task.memory, "probability": torch.tensor(probability, dtype=torch.float64)}
         )
@@ -89,7 +89,7 @@ class UniProb(Method):
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """On average exactly what the budget allows."""
         full = super().work(task, model)
-        return replace(full, macs=min(full.macs, round(3 * allowed_macs(model, task.client.budget))))
+        return replace(full, macs=min(full.macs, round(3 * allowed_macs(model.costs, task.client.budget))))
 
 
 def draw_active(

@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from fedtailor.errors import FedtailorError
+from fedtailor.record import less_is_better
 from fedtailor.report.targets import Row, mean_over_tiers, spent
-from fedtailor.server.stopping import less_is_better
 
 FLOPS_PER_MAC = 2
 BYTES_PER_PARAMETER = 4

@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtailor.charts.grouping import Runs, by_setting, evaluated_rows, networks, of_common_seeds
+from fedtailor.charts.panel import Panel, Record, RunRecord
+from fedtailor.record import less_is_better
 from fedtailor.report.comparison import costs_to_reach, differences, target_of, with_interval
 from fedtailor.report.differences import what_seeds_can_tell
-from fedtailor.report.grouping import Runs, by_setting, evaluated_rows, networks, of_common_seeds
-from fedtailor.report.panel import Panel, Record, RunRecord
 from fedtailor.report.tables import shown, spread, totals
 from fedtailor.report.targets import mean_over_tiers
 from fedtailor.report.units import short, size
-from fedtailor.server.stopping import less_is_better
 
 Sizes = Mapping[str, Mapping[str, int]]  # tier -> cost of the network that it runs
 SAME_SIZE = 1.2  # networks of one device class differ by rounding to whole channels

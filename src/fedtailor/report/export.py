@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtailor.charts.panel import Chart, Panel
 from fedtailor.report.page import columns, require_charts
-from fedtailor.report.panel import Chart, Panel
 
 PNG_WIDTH, PNG_SCALE = 640, 1.5
 

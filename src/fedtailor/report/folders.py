@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtailor.charts.panel import RunRecord
 from fedtailor.errors import FedtailorError
-from fedtailor.report.panel import RunRecord
 from fedtailor.report.tables import join_by_tier
-from fedtailor.server.run_folder import CONFIG, ENVIRONMENT, METRICS, SETUP, RunFolder
-from fedtailor.server.storage import in_use
+from fedtailor.storage.files import in_use
+from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, METRICS, SETUP, RunFolder
 
 COMPARISON = "comparison.json"
 

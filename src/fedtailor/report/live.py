@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from fedtailor.charts.panel import Panel, RunRecord
 from fedtailor.errors import FedtailorError
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import chart_data, page, require_charts
-from fedtailor.report.panel import Panel, RunRecord
 from fedtailor.report.panels import all_panels
 
 LOOPBACK = "127.0.0.1"

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment
 
 from fedtailor import __version__
+from fedtailor.charts.panel import Chart, Panel
 from fedtailor.errors import FedtailorError
-from fedtailor.report.panel import Chart, Panel
 
 
 def require_charts() -> Any:

@@ -6,13 +6,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from fedtailor.report import accounting
-from fedtailor.report.accounting import Spent
-from fedtailor.report.answer import answer
-from fedtailor.report.comparison import costs_to_reach, target_of
-from fedtailor.report.coverage import coverage, map_records, never_trained
-from fedtailor.report.folders import flat
-from fedtailor.report.grouping import (
+from fedtailor.charts.coverage import coverage, map_records, never_trained
+from fedtailor.charts.grouping import (
     Runs,
     by_setting,
     evaluated_rows,
@@ -23,7 +18,7 @@ from fedtailor.report.grouping import (
     round_to,
     setting_filter,
 )
-from fedtailor.report.panel import (
+from fedtailor.charts.panel import (
     Chart,
     Panel,
     Record,
@@ -35,6 +30,11 @@ from fedtailor.report.panel import (
     panels_of,
     points,
 )
+from fedtailor.report import accounting
+from fedtailor.report.accounting import Spent
+from fedtailor.report.answer import answer
+from fedtailor.report.comparison import costs_to_reach, target_of
+from fedtailor.report.folders import flat
 from fedtailor.report.tables import shown
 from fedtailor.report.targets import mean_over_tiers, metric_of, spent
 

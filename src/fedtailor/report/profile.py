@@ -12,22 +12,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.elastic.budget import (
-    Budget,
+from fedtailor.elasticity.costing.budget import Budget, amount, limit_text
+from fedtailor.elasticity.costing.cost import Cost
+from fedtailor.elasticity.costing.fitting import (
     BudgetError,
     Family,
     Fit,
-    Workload,
     absolute_limits,
     broken_limits,
     fit_with_reason,
-    width_of,
 )
-from fedtailor.elastic.cost import Cost
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.limits import amount, limit_text
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.selections import prefix
+from fedtailor.elasticity.costing.memory import Workload
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import prefix
+from fedtailor.elasticity.model import ElasticModel
 
 TENTHS = tuple(Fraction(number, 10) for number in range(1, 11))
 COSTS = ("params", "macs", "bytes", "memory", "step_time")
@@ -92,7 +90,7 @@ def profile(
 ) -> Profile:
     """The cost curve at ``widths``, and what fits ``budget``; ``timed`` also measures training steps, which is slow."""
     budget, workload = budget or Budget(), workload or Workload()
-    allowed = absolute_limits(model, budget, workload)
+    allowed = absolute_limits(model.costs, budget, workload)
     timed = timed or "step_time" in allowed
     rows = []
     for width in widths:
@@ -104,18 +102,18 @@ def profile(
     fitted, refusal = None, ""
     if budget.limits:
         try:
-            fitted = fit_with_reason(model, budget, align, family=family, workload=workload)
+            fitted = fit_with_reason(model.costs, budget, align, family=family, workload=workload)
         except BudgetError as error:
             refusal = str(error)
-    known = model.groups.widths
+    known = model.groups.counts
     return Profile(
         rows=tuple(rows),
         budget=budget,
         allowed=allowed,
         workload=workload,
         fitted=replace(fitted, cost=_cost(model, fitted.cut, workload, timed)) if fitted else None,
-        width=width_of(fitted.cut, model.groups) if fitted else None,
-        channels={g: (fitted.cut.width(g, known[g]), known[g]) for g in model.groups.elastic}
+        width=fitted.cut.share(model.groups) if fitted else None,
+        channels={g: (fitted.cut.count(g, known[g]), known[g]) for g in model.groups.elastic}
         if fitted
         else {},
         refusal=refusal,
@@ -133,7 +131,7 @@ def _broken(
     model: ElasticModel, cut: Cut, width: Fraction, budget: Budget, workload: Workload
 ) -> tuple[str, ...]:
     too_wide = ("width",) if budget.width is not None and width > Fraction(budget.width) else ()
-    return (*too_wide, *broken_limits(model, cut, budget, workload))
+    return (*too_wide, *broken_limits(model.costs, cut, budget, workload))
 
 
 def _load(model: ElasticModel, cost: Cost, allowed: dict[str, int | Fraction]) -> float:

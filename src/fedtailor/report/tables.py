@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from fedtailor.report.units import short, size
-from fedtailor.run import Run
+from fedtailor.run.interface import Run
 
 Row = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.server.stopping import less_is_better
+from fedtailor.record import less_is_better
 
 Row = Mapping[str, Any]
 COSTS = ("bytes", "macs")  # what ``spent`` adds up beside rounds

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.names import is_tagged, plain
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
-from fedtailor.round import Dropped, Task, Update
+from fedtailor.messages import Dropped, Task, Update
 from fedtailor.server.outliers import refuse_outliers
 
 LARGEST_COUNT = 2**53  # up to here float64, in which updates are summed, knows every whole number
@@ -98,14 +99,14 @@ def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
 
 def _shape(name: str, task: Task, update: Update, model: ElasticModel) -> tuple[int, ...]:
     """The shape that the lease allows: a tensor of another cut (``x@tag``) comes back as it was sent."""
-    if "@" in name and name in task.patch.values:
+    if is_tagged(name) and name in task.patch.values:
         return tuple(task.patch.values[name].shape)
-    return model.shape(name.partition("@")[0], update.patch.cut)
+    return model.shape(plain(name), update.patch.cut)
 
 
 def _fault_in_value(name: str, value: Tensor, shape: tuple[int, ...], model: ElasticModel) -> tuple[str, str]:
-    plain = name.partition("@")[0]
-    dtype = model.dtype(plain)
+    own = plain(name)
+    dtype = model.dtype(own)
     if tuple(value.shape) != shape:
         return "wrong-shape", f"{name}: {tuple(value.shape)} instead of {shape}"
     if value.dtype != dtype:
@@ -115,6 +116,6 @@ def _fault_in_value(name: str, value: Tensor, shape: tuple[int, ...], model: Ela
             return "non-finite", name
     elif value.numel() and not -LARGEST_COUNT <= int(value.min()) <= int(value.max()) <= LARGEST_COUNT:
         return "bad-statistics", f"{name}: no count that can be summed"
-    if plain in model.statistics and not plain.endswith(".running_mean") and bool((value < 0).any()):
+    if own in model.statistics and not own.endswith(".running_mean") and bool((value < 0).any()):
         return "bad-statistics", f"{name}: below zero"  # the root of a negative variance is NaN for everyone
     return "", ""

@@ -14,19 +14,20 @@ from torch import Tensor
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.batches import Examples
-from fedtailor.elastic import norm
-from fedtailor.elastic.budget import Budget, fit
-from fedtailor.elastic.cut import Cut
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.elastic.patch import Patch
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import fit
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running import norm
 from fedtailor.engines.engine import Engine, Measuring
 from fedtailor.fleet import Tier
+from fedtailor.merging import by_samples, holder_mean
+from fedtailor.messages import Client, Dropped, Reply, ServerState, Task, Update
 from fedtailor.method import Method
-from fedtailor.round import Client, Dropped, Reply, ServerState, Task, Update
+from fedtailor.seeds import Seeds
 from fedtailor.server.checking import check_answers
-from fedtailor.server.checkpoint import Checkpoint
-from fedtailor.server.merging import by_samples, holder_mean
-from fedtailor.server.seeds import Seeds
+from fedtailor.storage.checkpoint import Checkpoint
 
 
 def calibrate(
@@ -64,7 +65,7 @@ def _can_run(method: Method, state: ServerState, client: Client, cut: Cut, model
     """Whether a client's budget pays for a cut; single weights are left out in the method's own cuts only."""
     if client.budget.density is not None or cut.sparse is not None:
         return method.cut_in(state, client.budget, model).holds(cut)
-    return fit(model, client.budget, method.align, workload=method.workload).holds(cut)
+    return fit(model.costs, client.budget, method.align, workload=method.workload).holds(cut)
 
 
 def _statistics(

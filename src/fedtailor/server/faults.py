@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fedtailor.engines.engine import Answer, Engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import QuorumError
-from fedtailor.round import Client, Dropped, Task, Update
+from fedtailor.messages import Client, Dropped, Task, Update
 
 # No fault of the client, or one that it has owned up to: nothing that would be worse the next time.
 FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged"})

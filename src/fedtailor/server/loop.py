@@ -18,23 +18,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtailor.data.federated import FederatedData
-from fedtailor.elastic.budget import check_honoured
-from fedtailor.elastic.model import ElasticModel
+from fedtailor.elasticity.costing.fitting import check_honoured
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.engine import Engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import require
 from fedtailor.fleet import Fleet
+from fedtailor.messages import Client, Dropped, Task
 from fedtailor.method import Method
-from fedtailor.round import Client, Dropped, Task
+from fedtailor.seeds import Seeds
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
-from fedtailor.server.checkpoint import Checkpoint, settle
 from fedtailor.server.evaluation import calibrate, evaluate_clients, evaluate_tiers
 from fedtailor.server.faults import Timely, Try
 from fedtailor.server.notes import round_notes
 from fedtailor.server.sampling import sample
-from fedtailor.server.seeds import Seeds
 from fedtailor.server.stopping import Stopping
+from fedtailor.storage.checkpoint import Checkpoint, settle
 
 Row = dict[str, Any]
 _ACCOUNTED = (

@@ -11,18 +11,20 @@ with a tag of their own (``conv1.weight@base3``) are counted by tag. ``method`` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from fedtailor.data import picture
 from fedtailor.data.federated import FederatedData
-from fedtailor.elastic.model import ElasticModel
+from fedtailor.elasticity.cutting.encoding import as_text
+from fedtailor.elasticity.cutting.names import is_tagged, tag_of
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.fleet import Fleet, Tier
+from fedtailor.messages import ServerState, Update
 from fedtailor.method import Method
-from fedtailor.round import ServerState, Update
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 
 MOST_CLIENTS = 200  # whose data and tier are described one by one
 
@@ -57,7 +59,7 @@ def round_notes(
     for update in updates:
         channels = tuple((group, as_text(units)) for group, units in update.patch.cut.key)
         weights = [name for name, value in update.patch.values.items() if value.dim() >= 2]
-        tags = sorted({name.rpartition("@")[2] for name in weights if "@" in name})
+        tags = sorted({tag_of(name) for name in weights if is_tagged(name)})
         counted[channels, tuple(tags)] += 1
     cuts = [
         {"count": count, "channels": dict(channels), "tags": list(tags)}
@@ -108,36 +110,6 @@ def describe_setup(
         "tiers": tiers,
         "members": {str(client.id): client.tier for client in members},
         "data": {**picture.overview(data), "rows": picture.rows(data, MOST_CLIENTS)},
-        "groups": dict(model.groups.widths),
+        "groups": dict(model.groups.counts),
         "layers": layers,
     }
-
-
-def as_text(units: Iterable[int]) -> str:
-    """Units as ranges.
-
-    >>> as_text([0, 1, 2, 7, 9, 10])
-    '0-2,7,9-10'
-    """
-    if isinstance(units, range) and units.step == 1:
-        return f"{units.start}-{units.stop - 1}" if len(units) > 1 else str(units.start)
-    parts: list[list[int]] = []
-    for unit in units:
-        if parts and unit == parts[-1][1] + 1:
-            parts[-1][1] = unit
-        else:
-            parts.append([unit, unit])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
-def from_text(text: str) -> list[int]:
-    """The units of ``as_text``.
-
-    >>> from_text("0-2,7")
-    [0, 1, 2, 7]
-    """
-    units: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        units.extend(range(int(first), int(last or first) + 1))
-    return units

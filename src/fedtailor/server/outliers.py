@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtailor.elastic.model import ElasticModel
-from fedtailor.round import Dropped, Task, Update
+from fedtailor.elasticity.cutting.names import plain
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.messages import Dropped, Task, Update
 
 BEYOND_OTHERS = 100.0  # times the median of the round's other clients
 BEYOND_SENT = 3.0  # times what was sent
@@ -63,8 +64,8 @@ def _sizes(task: Task, update: Update, model: ElasticModel, suffixes: tuple[str,
     sent = dict(task.patch.values)
     if update.patch.cut != task.patch.cut:
         sent.update(model.narrow(task.patch, update.patch.cut).values)
-    plain = {name: name.partition("@")[0] for name in update.patch.values}
-    chosen = [n for n, p in plain.items() if (p.endswith(suffixes) if suffixes else p in model.trainable)]
+    own = {name: plain(name) for name in update.patch.values}
+    chosen = [n for n, p in own.items() if (p.endswith(suffixes) if suffixes else p in model.trainable)]
     before = [sent.get(name) for name in chosen]
     after = [update.patch.values[name] for name in chosen]
     steps = (new if old is None else new - old for new, old in zip(after, before, strict=True))

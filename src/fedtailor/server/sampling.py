@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fedtailor.round import Client
-from fedtailor.server.seeds import Seeds
+from fedtailor.messages import Client
+from fedtailor.seeds import Seeds
 
 
 def sample(

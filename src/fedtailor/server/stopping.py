@@ -8,19 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedtailor.errors import require, unknown
+from fedtailor.record import Best, less_is_better
 
 Tiers = Mapping[str, Mapping[str, float]]  # tier -> metric -> value
 
 MEAN = "mean"
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best evaluation so far."""
-
-    round: int
-    value: float
-    since: int = 0  # evaluations after it that were not better
 
 
 @dataclass(frozen=True)
@@ -78,8 +70,3 @@ class Stopping:
             [metrics[name] for metrics in tiers.values()] if self.tier == MEAN else [tiers[self.tier][name]]
         )
         return name, sum(values) / len(values)
-
-
-def less_is_better(metric: str) -> bool:
-    """Whether a metric of this name should be small."""
-    return any(word in metric.lower() for word in ("loss", "error", "perplexity"))

@@ -16,8 +16,8 @@ from fedtailor.config import RunConfig, load_config, to_toml
 from fedtailor.errors import FedtailorError, require
 from fedtailor.fleet import Tier
 from fedtailor.fleet.names import build_fleet
-from fedtailor.server.run_folder import CONFIG, RunFolder
-from fedtailor.server.storage import replace_file
+from fedtailor.storage.files import replace_file
+from fedtailor.storage.run_folder import CONFIG, RunFolder
 
 COMPARISON = "comparison.json"
 

@@ -19,8 +19,8 @@ from typing import Any
 from fedtailor.config import to_toml
 from fedtailor.engines.settings import KEEP_MEMORY, available_cores
 from fedtailor.errors import CorruptError, FedtailorError, LockedError, QuorumError, StorageError
-from fedtailor.server.interrupt import Request, stop_requests
-from fedtailor.server.run_folder import METRICS, Row
+from fedtailor.storage.interrupt import Request, stop_requests
+from fedtailor.storage.run_folder import METRICS, Row
 from fedtailor.sweep.plan import PlannedRun
 
 LOOK_SECONDS = 0.2  # how often folders and processes are looked at

@@ -53,7 +53,7 @@ def do_run(toml: str, folder: Path) -> None:
     import tomllib
 
     from fedtailor.config import make_config
-    from fedtailor.run import resume, run_config
+    from fedtailor.run.interface import resume, run_config
 
     if folder.exists():
         resume(folder)

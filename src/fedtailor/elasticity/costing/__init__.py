@@ -1,0 +1,1 @@
+"""What a piece costs, and which piece fits a budget."""

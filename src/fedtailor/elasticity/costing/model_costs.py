@@ -1,0 +1,185 @@
+"""What the cuts of one model cost: counted when first asked for, remembered, and read off curves by ``fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+from fedtailor.data.batches import inputs_of
+from fedtailor.elasticity.costing.cost import Cost, Sizes, examples_in, products
+from fedtailor.elasticity.costing.curves import Counts, Curve, of_tensors, recorded, total
+from fedtailor.elasticity.costing.memory import Workload, imagined_parts, saved_parts
+from fedtailor.elasticity.costing.timing import step_time
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import units_of
+from fedtailor.elasticity.running.pieces import Pieces
+from fedtailor.elasticity.tracing.copies import named_tensors
+
+CHECKED_BATCH = 2  # examples with which the memory of a curve is compared with a real run
+REMEMBERED = 4096  # counts kept at once
+
+
+class ModelCosts:
+    """The costs of one model.
+
+    A cost depends on how many units of each group are kept, not on which: *counts* lists them, one number for
+    each elastic group. Nothing is counted before it is asked for.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = model = pieces
+        groups = model.groups
+        self.full: Counts = tuple(groups.counts[group] for group in groups.elastic)
+        stored = [name for name in groups.extents if name not in model.constants]
+        sizes = {name: model.dtype(name).itemsize for name in groups.extents}
+        self._tensors = {
+            "params": of_tensors(groups, ((name, 1) for name in model.parameters)),
+            "bytes": of_tensors(groups, ((name, sizes[name]) for name in stored)),
+            "held": of_tensors(groups, sizes.items()),
+            "trained": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.trainable)),
+        }
+        self._members: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._recorded: dict[str, Curve | None] = {}
+        self._imaginable = False  # whether tensors without memory show what autograd saves
+        self._remembered: dict[tuple[object, ...], int] = {}
+
+    def products(self, cut: Cut) -> list[Sizes]:
+        """The matrix products and bias additions of one forward pass of the example, as sizes to be multiplied."""
+        pieces = self.pieces
+        shapes = {name: value.to("meta") for name, value in named_tensors(pieces.module).items()}
+        values = pieces.complete(pieces.cut(shapes, cut).values, cut, device="meta")
+        return products(pieces.shell(cut), values, *inputs_of(pieces.example))
+
+    def members(self, align: int = 1) -> tuple[tuple[int, ...], ...]:
+        """For each elastic group the numbers of units that a cut may keep, ascending."""
+        if align not in self._members:
+            allowed = []
+            for group, full in zip(self.pieces.groups.elastic, self.full, strict=True):
+                widths = (Fraction(count, full) for count in range(1, full + 1))
+                counts = {units_of(self.pieces.groups, group, width, align) for width in widths}
+                allowed.append(tuple(sorted(counts)))
+            self._members[align] = tuple(allowed)
+        return self._members[align]
+
+    def counts(self, cut: Cut) -> Counts:
+        """How many units of each elastic group a cut keeps."""
+        groups = self.pieces.groups
+        return tuple(cut.count(group, groups.counts[group]) for group in groups.elastic)
+
+    def cut(self, counts: Counts) -> Cut:
+        """The prefix cut of these counts."""
+        groups = self.pieces.groups
+        return Cut.of(
+            groups, {group: range(kept) for group, kept in zip(groups.elastic, counts, strict=True)}
+        )
+
+    def of(self, cut: Cut, workload: Workload | None = None) -> Cost:
+        """Parameters, multiply-accumulates and bytes; with a workload, also the memory that training takes.
+
+        Weights that a mask leaves out are not stored or sent, but the kernels multiply by their zeros all the same.
+        """
+        if cut.sparse is not None:
+            whole, pruned = self.of(cut.unmasked, workload), cut.sparse.pruned
+            saved = sum(count * self.pieces.dtype(name).itemsize for name, count in pruned.items())
+            return replace(whole, params=whole.params - sum(pruned.values()), bytes=whole.bytes - saved)
+        counts, fixed = self.counts(cut), tuple(cut.channels.get(g) for g in self.pieces.groups.fixed)
+        if any(units is not None for units in fixed):
+            return self._counted(cut)
+        memory = None if workload is None else self.measure("memory", counts, workload)
+        return Cost(
+            self.measure("params", counts),
+            self.measure("macs", counts),
+            self.measure("bytes", counts),
+            memory,
+        )
+
+    def measure(self, limit: str, counts: Counts, workload: Workload | None = None) -> int:
+        """The cost that a limit speaks of, in the unit of the limit."""
+        workload = workload or Workload()
+        if limit in self._tensors:
+            return self._tensors[limit].at(counts)
+        if limit == "macs":
+            curve = self._recorded.get("macs")
+            batch = examples_in(*inputs_of(self.pieces.example))
+            return (curve.at(counts) if curve else self._once(("macs", counts), self._products)) // batch
+        if limit == "memory":
+            copies = 1 + workload.optimiser_slots  # gradients, and what the optimiser keeps
+            return (
+                2 * self._tensors["held"].at(counts)  # as received, and as trained
+                + copies * self._tensors["trained"].at(counts)
+                + self._saved(counts, workload.batch_size)
+            )
+        assert limit == "step_time", limit
+        return self._once(
+            ("step_time", counts, workload), lambda counts: step_time(self.pieces, self.cut(counts), workload)
+        )
+
+    def record(self, limit: str) -> None:
+        """Write down the curve behind a limit, so that any number of cuts can be compared."""
+        if limit in self._recorded or limit not in ("macs", "memory"):
+            return
+        # The curve must agree with a count where every group keeps another share of its units: 20 % to 80 %.
+        allowed = self.members()
+        checked = tuple(each[len(each) * (2 + group % 7) // 10] for group, each in enumerate(allowed))
+        lower = tuple(each[-2:][0] for each in allowed)
+        if limit == "macs":
+            curve = recorded(lambda counts: self.products(self.cut(counts)), self.full, lower)
+            exact = curve is not None and curve.at(checked) == self._products(checked)
+            self._recorded["macs"] = curve if exact else None
+            return
+        real = total(saved_parts(self.pieces, self.cut(checked), CHECKED_BATCH))
+        try:
+            self._imaginable = total(self._imagined((*checked, CHECKED_BATCH))) == real
+            sizes = (*self.full, CHECKED_BATCH + 1), (*lower, CHECKED_BATCH)
+            curve = recorded(self._imagined, *sizes) if self._imaginable else None
+        except (RuntimeError, TypeError, ValueError):  # code that looks at values cannot run without them
+            self._imaginable, curve = False, None
+        exact = curve is not None and curve.at((*checked, CHECKED_BATCH)) == real
+        self._recorded["memory"] = curve if exact else None
+
+    def curve(self, limit: str) -> Curve | None:
+        """The curve behind ``macs`` or ``memory``; None where the cost follows no curve in the units."""
+        self.record(limit)
+        return self._recorded[limit]
+
+    def _saved(self, counts: Counts, batch_size: int) -> int:
+        """Bytes that autograd saves in one step.
+
+        There is no curve for attention, whose kernel depends on its sizes, and recurrent layers have to run on real
+        tensors, because nobody else knows how large the workspaces of their kernels are.
+        """
+        self.record("memory")
+        curve = self._recorded["memory"]
+        if curve is not None:
+            return curve.at((*counts, batch_size))
+        parts = imagined_parts if self._imaginable else saved_parts
+        return self._once(
+            ("saved", counts, batch_size),
+            lambda counts: total(parts(self.pieces, self.cut(counts), batch_size)),
+        )
+
+    def _imagined(self, variables: Counts) -> list[tuple[int, ...]]:
+        return imagined_parts(self.pieces, self.cut(variables[:-1]), variables[-1])
+
+    def _products(self, counts: Counts) -> int:
+        return total(self.products(self.cut(counts)))
+
+    def _once(self, key: tuple[object, ...], count: Callable[[Counts], int]) -> int:
+        if key not in self._remembered:
+            while len(self._remembered) >= REMEMBERED:
+                self._remembered.pop(next(iter(self._remembered)))
+            self._remembered[key] = count(key[1])  # type: ignore[arg-type]
+        return self._remembered[key]
+
+    def _counted(self, cut: Cut) -> Cost:
+        """A cut into an output or vocabulary axis, which no curve describes."""
+        model = self.pieces
+        sizes = {name: total([model.shape(name, cut)]) for name in model.groups.extents}
+        return Cost(
+            params=sum(sizes[name] for name in model.parameters),
+            macs=total(self.products(cut)) // examples_in(*inputs_of(model.example)),
+            bytes=sum(
+                sizes[name] * model.dtype(name).itemsize for name in sizes if name not in model.constants
+            ),
+        )

@@ -1,0 +1,38 @@
+"""How long a training step takes: measured on this machine, not computed."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.benchmark import Timer
+
+from fedtailor.data.batches import map_tensors
+from fedtailor.elasticity.costing.memory import Workload
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.running.layout import Layouts, laid_out
+from fedtailor.elasticity.running.pieces import Pieces
+
+SECONDS_PER_MEASUREMENT = 0.2
+
+
+def step_time(model: Pieces, cut: Cut, workload: Workload, seconds: float = SECONDS_PER_MEASUREMENT) -> int:
+    """Nanoseconds of one training step (forward, backward, update) of a cut, on one thread of this machine.
+
+    The fastest of repeated steps counts: everything else that runs here makes steps slower, never faster.
+    """
+    weights = laid_out(model.cut(model.weights(), cut).values, Layouts(model).at(cut))
+    trained = [weights[name].requires_grad_() for name in model.parameters if name in model.trainable]
+    optimiser = torch.optim.SGD(trained, lr=1e-6, momentum=0.9 if workload.optimiser_slots else 0.0)
+    rows = torch.arange(workload.batch_size)
+    batch = map_tensors(model.example, lambda column: column.detach().index_select(0, rows % len(column)))
+
+    def step() -> None:
+        output = model.forward(weights, cut, batch, mode="train")
+        model.objective.loss(output, batch).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        step()  # the first step makes kernels, buffers and caches
+        timer = Timer("step()", globals={"step": step}, num_threads=1)
+        fastest = min(timer.blocked_autorange(min_run_time=seconds).times)
+    return round(fastest * 1e9)

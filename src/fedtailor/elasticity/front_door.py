@@ -1,0 +1,201 @@
+"""The front door: from an unmodified module to an ``ElasticModel`` that is known to compute the right thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, gcd
+
+from torch import nn
+
+from fedtailor.data.batches import Batch, batch_size, inputs_of, map_tensors
+from fedtailor.elasticity.check import disagreement
+from fedtailor.elasticity.groups import ChannelGroups, Constraint, Size
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.tracing.copies import hooked, weightless
+from fedtailor.elasticity.tracing.recorder import ExampleError
+from fedtailor.elasticity.tracing.rewrite import stand_in
+from fedtailor.elasticity.tracing.rules import TraceError
+from fedtailor.elasticity.tracing.trace import Annotations, Traced, trace
+from fedtailor.errors import FedtailorError, require, unknown
+from fedtailor.objective import Objective
+
+EXAMPLES = 2  # of the batch that are traced and checked
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a person asks of the result; see ``elastic``."""
+
+    on_unknown: str = "error"
+    keep: Sequence[str] = ()
+    tie: Sequence[tuple[str, str]] = ()
+    minimum: int | Mapping[str, int] = 1
+    multiple: int | Mapping[str, int] = 1
+
+    @property
+    def annotations(self) -> Annotations:
+        """What is said about single layers."""
+        return Annotations(self.keep, self.tie)
+
+    def __post_init__(self) -> None:
+        require(self.on_unknown in ("error", "keep"), "on_unknown", self.on_unknown, "'error' or 'keep'")
+        require(not isinstance(self.keep, str), "keep", self.keep, "a list of names")
+
+
+def elastic(
+    module: nn.Module,
+    example: Batch,
+    *,
+    objective: Objective | None = None,
+    on_unknown: str = "error",
+    keep: Sequence[str] = (),
+    tie: Sequence[tuple[str, str]] = (),
+    minimum: int | Mapping[str, int] = 1,
+    multiple: int | Mapping[str, int] = 1,
+) -> ElasticModel:
+    """Trace an unmodified module so that it can be cut, and check the result numerically.
+
+    ``example`` is a small batch as training will see it: a tuple with the target last, or a dict. The module itself is
+    never touched.
+
+    ``keep`` names layers whose output channels stay (``"head"``: all layers below it too; ``"block*"``: a pattern)
+    and tensors that stay whole, ``tie`` pairs of layers whose output channels shrink together. ``minimum`` and
+    ``multiple`` say how many channels a cut must keep at least, and in multiples of what: one number for all groups,
+    or one for each layer named. ``on_unknown="keep"`` leaves channels that reach an operation without a rule uncut
+    instead of refusing.
+    """
+    return choose(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple))
+
+
+def choose(module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes) -> ElasticModel:
+    """Trace, check, and choose what pieces are made of: the user's own class, or the traced graph of its forward.
+
+    The own class is always tried first. It fails where ``forward`` has literal sizes; then the graph stands
+    in, and where it cannot (its structure depends on the batch), the channels with literal sizes stay whole.
+    """
+    batch, traced = _trace(module, example, wishes)
+    model, problem = _first_good(module, example, objective, wishes, traced, batch)
+    if model is None and not traced.exported:  # the code may have taken another way because it was traced
+        try:
+            again = trace(module, *inputs_of(batch), wishes.on_unknown, wishes.annotations, doubt=problem)
+        except TraceError:
+            again = traced
+        else:
+            model, _ = _first_good(module, example, objective, wishes, again, batch)
+    if model is None:
+        raise TraceError(f"{type(module).__name__}: {problem}")
+    return model
+
+
+def _first_good(
+    module: nn.Module,
+    example: Batch,
+    objective: Objective | None,
+    wishes: Wishes,
+    traced: Traced,
+    batch: Batch,
+) -> tuple[ElasticModel | None, str]:
+    """The first candidate that passes the check, or what is wrong with all of them."""
+    problems: list[str] = []
+    for candidate, shown in _candidates(module, example, objective, wishes, traced):
+        if not shown.groups.elastic:
+            raise FedtailorError(f"nothing in {type(module).__name__} can shrink ({_reasons(shown.groups)})")
+        problem = disagreement(candidate, shown, batch, _another(example))
+        if not problem:
+            return candidate, ""
+        problems.append(problem)
+    return None, (
+        f"the check of the trace failed: {problems[0]}. Leave these channels uncut with keep=[...], or register a rule "
+        "for the layer that mixes them with fedtailor.layer_rule"
+        + (f". The traced graph failed too: {problems[1]}" if len(problems) > 1 else "")
+        + (f". The traced graph cannot stand in: {traced.obstacle}" if traced.obstacle else "")
+        + (f". Hooks of {', '.join(hooked(module))} are not traced" if hooked(module) else "")
+    )
+
+
+def _another(example: Batch) -> Batch:
+    """A batch that has another number of examples than the one that is traced."""
+    return example if batch_size(example) > EXAMPLES else _first(example, 1)
+
+
+def _first(example: Batch, count: int) -> Batch:
+    """The first examples of a batch; tensors of another length (masks, time first) stay whole."""
+    length = batch_size(example)
+    return map_tensors(example, lambda x: x[:count] if x.dim() and len(x) == length else x)
+
+
+def _trace(module: nn.Module, example: Batch, wishes: Wishes) -> tuple[Batch, Traced]:
+    """Trace with the first examples of the batch, or with all of them if the module does not like few."""
+    few = _first(example, EXAMPLES)
+    try:
+        return few, trace(module, *inputs_of(few), wishes.on_unknown, wishes.annotations)
+    except ExampleError:
+        if batch_size(example) <= EXAMPLES:
+            raise
+    return example, trace(module, *inputs_of(example), wishes.on_unknown, wishes.annotations)
+
+
+def _candidates(
+    module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes, traced: Traced
+) -> Iterator[tuple[ElasticModel, Traced]]:
+    groups = _constrained(traced.groups, wishes)
+    yield ElasticModel(module, groups, example, objective, notes=_notes(traced)), traced
+    if not traced.obstacle:
+        sizes = tuple(Size("", name, extent) for name, extent in traced.extents().items())
+        network = weightless(stand_in(traced.evaluation.network, module))
+        notes = _notes(traced, graph=True)
+        groups = replace(groups, sizes=groups.sizes + sizes)
+        yield ElasticModel(module, groups, example, objective, network=network, notes=notes), traced
+    if traced.literals:
+        whole = traced.without_literals()
+        groups = _constrained(whole.groups, wishes)
+        yield ElasticModel(module, groups, example, objective, notes=_notes(whole)), whole
+
+
+def _notes(traced: Traced, graph: bool = False) -> list[str]:
+    """What a person should know about how the module was traced."""
+    notes = []
+    if traced.exported:
+        notes.append(f"traced with torch.export: {traced.obstacle}")
+    if graph:
+        places = f": {'; '.join(traced.literals)}" if traced.literals else ""
+        notes.append(
+            "pieces run the traced graph of forward instead of the module's own class, because forward is written for "
+            f"one size{places}"
+        )
+    return notes
+
+
+def _constrained(groups: ChannelGroups, wishes: Wishes) -> ChannelGroups:
+    """The groups with the wished minimum and multiple, turned from channels into units."""
+    constraints = dict(groups.constraints)
+    for field in ("minimum", "multiple"):
+        for group, channels in _by_group(groups, getattr(wishes, field), field).items():
+            require(
+                isinstance(channels, int) and channels >= 1, field, channels, "a whole number of at least 1"
+            )
+            per_unit = groups.channels_per_unit(group)
+            known = constraints.get(group, Constraint())
+            if field == "minimum":
+                minimum = min(groups.counts[group], max(known.minimum, ceil(channels / per_unit)))
+                constraints[group] = replace(known, minimum=minimum)
+            else:
+                constraints[group] = replace(known, multiple=channels // gcd(channels, per_unit))
+    return replace(groups, constraints={group: c for group, c in constraints.items() if c != Constraint()})
+
+
+def _by_group(groups: ChannelGroups, wished: int | Mapping[str, int], field: str) -> dict[str, int]:
+    if not isinstance(wished, Mapping):
+        return dict.fromkeys(groups.elastic, wished) if wished != 1 else {}
+    found: dict[str, int] = {}
+    for name, channels in wished.items():
+        named = groups.producers.get(name) or ((name,) if name in groups.counts else ())
+        if not named:
+            raise unknown(f"layer or group in {field}", name, {*groups.counts, *groups.producers})
+        found.update(dict.fromkeys((group for group in named if group in groups.elastic), channels))
+    return found
+
+
+def _reasons(groups: ChannelGroups) -> str:
+    return "; ".join(f"{group}: {reason}" for group, reason in groups.fixed.items()) or "it has no channels"

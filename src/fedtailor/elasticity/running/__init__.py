@@ -1,0 +1,1 @@
+"""How a piece runs: shells, layouts, norm statistics, ensembles, switching."""

@@ -1,0 +1,57 @@
+"""Which memory layout a client's network runs in.
+
+Channels-last is the faster one for convolutions on the CPU. In that layout oneDNN writes outside its workspace when it
+computes the weight gradient of a strided 1 x 1 convolution with fewer input channels than one vector holds
+(https://github.com/uxlfoundation/oneDNN/issues/6035; seen with PyTorch 2.13: the process dies, or worse, goes on).
+Narrow residual networks have such shortcuts, so they keep the ordinary layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.running.pieces import Pieces
+
+
+class Layouts:
+    """The layout of every cut of a model: channels-last wherever that is safe."""
+
+    def __init__(self, model: Pieces) -> None:
+        self.model = model
+        self.pointwise = [
+            f"{path}.weight"
+            for path, layer in model.module.named_modules()
+            if isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(layer.stride) > 1
+        ]
+
+    def at(self, cut: Cut) -> torch.memory_format:
+        """The layout in which to train a cut."""
+        narrow = any(self.model.shape(name, cut.unmasked)[1] < _vector_length() for name in self.pointwise)
+        return torch.contiguous_format if narrow else torch.channels_last
+
+
+def laid_out(values: Mapping[str, Tensor], layout: torch.memory_format) -> dict[str, Tensor]:
+    """Copies of the weights of convolutions in a layout; everything else as it is.
+
+    Only a copy changes the strides of weights with one input channel or one pixel, which are right for both layouts.
+    """
+    return {
+        name: value.clone(memory_format=layout) if value.dim() == 4 else value
+        for name, value in values.items()
+    }
+
+
+def to_run(model: Pieces, patch: Patch) -> Patch:
+    """A patch as it runs fastest where no gradient is taken: nothing packed, and always channels-last."""
+    whole = model.spread(patch)
+    return Patch(laid_out(whole.values, torch.channels_last), whole.cut)
+
+
+def _vector_length() -> int:
+    """How many float32 numbers oneDNN's kernels handle at once on this processor."""
+    return 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8

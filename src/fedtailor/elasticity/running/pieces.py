@@ -1,0 +1,285 @@
+"""Pieces of a module: taken out of full weights, run as small networks, built as plain modules, put back."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtailor.data.batches import Batch, inputs_of
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.levels import Mask, Survivors
+from fedtailor.elasticity.cutting.patch import (
+    WHOLE,
+    Patch,
+    Where,
+    gather,
+    kept_positions,
+    prefix_shape,
+    scatter,
+    where_inside,
+    where_of,
+)
+from fedtailor.elasticity.cutting.unit_vectors import UnitMap
+from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.running.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
+from fedtailor.elasticity.tracing.copies import named_tensors, weightless
+from fedtailor.elasticity.tracing.rewrite import SizedGraph, plain_graph
+from fedtailor.errors import FedtailorError
+from fedtailor.objective import Objective
+
+Weights = dict[str, Tensor]
+
+CACHED_INDICES = 512  # index tables kept at once; a prefix takes a few kilobytes
+
+
+class Pieces:
+    """A module, its channel groups, and all that can be done with a cut of it.
+
+    The module is the template: its class, sizes and initial values. The weights of a run live outside, as plain
+    dictionaries from names to tensors, and every method here takes them as an argument.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        groups: ChannelGroups,
+        example: Batch,
+        objective: Objective | None = None,
+        *,
+        network: SizedGraph | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """``network`` is the traced graph that stands in for the module's class where ``forward`` has literal sizes."""
+        self.module = module
+        self.groups = groups
+        self.notes = tuple(notes)  # for ``explain``: what tracing met on the way
+        self.network = network  # None: the module's own class serves every width
+        self.example = example
+        self.objective = objective or Objective()
+        persistent = set(module.state_dict(keep_vars=True))
+        tensors = named_tensors(module)
+        self.constants = {name: value for name, value in tensors.items() if name not in persistent}
+        self.parameters = tuple(name for name, _ in module.named_parameters())
+        self.trainable = frozenset(name for name, value in module.named_parameters() if value.requires_grad)
+        self.statistics = tuple(
+            f"{path}.{name}"
+            for path, layer in module.named_modules()
+            if tracks_statistics(layer)
+            for name in ("running_mean", "running_var", "num_batches_tracked")
+        )
+        self._dtypes = {name: value.dtype for name, value in tensors.items()}
+        self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
+        self._plans: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
+        self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
+
+    @cached_property
+    def embedded(self) -> frozenset[str]:
+        """The groups to which the columns of embeddings belong; some methods never cut them."""
+        tables = [
+            path
+            for path, layer in self.module.named_modules()
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        ]
+        extents = [self.groups.extents.get(f"{path}.weight", ()) for path in tables]
+        return frozenset(axis.group for dims in extents for extent in dims[1:] for axis in extent.axes)
+
+    @cached_property
+    def units(self) -> UnitMap:
+        """All elastic units in one vector, and where tensors and layers hold them."""
+        return UnitMap(self.groups, self.module)
+
+    def weights(self) -> Weights:
+        """The module's own values, as a copy: where training starts (random or pretrained)."""
+        tensors = named_tensors(self.module)
+        return {name: value.detach().clone() for name, value in tensors.items() if name not in self.constants}
+
+    def cut(self, weights: Mapping[str, Tensor], cut: Cut, names: Collection[str] | None = None) -> Patch:
+        """Take the values at ``cut`` out of the full weights; only those tensors that are in ``names``, if given."""
+        values = {}
+        for name, where, shape in self._plan(cut):
+            if name not in weights or (names is not None and name not in names):
+                continue
+            full = weights[name]
+            if not where:  # the whole tensor
+                values[name] = full.clone()
+            elif shape and not full.requires_grad:  # a prefix: one view instead of one for each axis
+                values[name] = full.as_strided(shape, full.stride()).clone()
+            else:
+                values[name] = gather(full, where)
+        return Patch(values, cut)
+
+    def place(self, weights: Mapping[str, Tensor], patch: Patch) -> Weights:
+        """The full weights with the patch written back; tensors that the patch does not hold are shared."""
+        table = self.table(patch.cut)
+        placed = dict(weights)
+        for name, values in patch.values.items():
+            if name in table:
+                placed[name] = weights[name].clone()
+                scatter(placed[name], table[name], values)
+            else:
+                placed[name] = values  # an extra tensor, addressed by its name alone
+        return placed
+
+    def narrow(self, patch: Patch, inner: Cut) -> Patch:
+        """A cut inside a cut: the values of ``inner`` out of a patch that holds it. Differentiable."""
+        if inner == patch.cut:
+            return patch
+        table = self.inside(patch.cut, inner)
+        return Patch(
+            {name: gather(value, table[name]) for name, value in patch.values.items() if name in table}, inner
+        )
+
+    def spread(self, patch: Patch) -> Patch:
+        """The patch with all weights of its channels, those that its mask leaves out as zeros."""
+        if patch.cut.sparse is None:
+            return patch
+        places = _survivors(patch.cut.sparse)
+        values = {n: places[n].spread(v) if n in places else v for n, v in patch.values.items()}
+        return Patch(values, patch.cut.unmasked)
+
+    def inside(self, outer: Cut, inner: Cut) -> dict[str, Where]:
+        """Where the tensors of ``inner`` lie inside the tensors of ``outer``."""
+        if not outer.holds(inner):
+            raise FedtailorError("a cut can only be narrowed to a part of itself")
+        return self.table(inner, outer)
+
+    def forward(
+        self,
+        weights: Mapping[str, Tensor],
+        cut: Cut,
+        batch: Batch,
+        *,
+        mode: Mode = "eval",
+        scale: Scale | None = None,
+        replace: Replacement | None = None,
+    ) -> Any:
+        """The module's output for weights that have the sizes of ``cut``.
+
+        ``scale`` multiplies the outputs of layers in training; ``replace`` substitutes the computation of layers.
+        In ``train`` and ``calibrate`` mode running statistics among ``weights`` are updated in place.
+        """
+        args, kwargs = inputs_of(batch)
+        shell = self._shell.fit(cut, mode, weights)
+        with self._shell.altered(scale if mode == "train" else None, replace):
+            return functional_call(shell, self.complete(weights, cut), args, kwargs, tie_weights=False)
+
+    def shell(self, cut: Cut) -> nn.Module:
+        """The module without weights at the sizes of a cut; the next call of ``forward`` resizes it."""
+        return self._shell.fit(cut, "eval", self.groups.extents)
+
+    @property
+    def own_class(self) -> bool:
+        """Whether pieces are of the user's own class; if not, they run the traced graph of its ``forward``."""
+        return self.network is None
+
+    def extract(self, weights: Mapping[str, Tensor], cut: Cut) -> nn.Module:
+        """A plain small module: no fedtailor code is needed to run, train or load it.
+
+        It is of the user's own class, or, where ``forward`` has literal sizes, the traced graph with small sizes.
+        """
+        return self.build(self.cut(weights, cut))
+
+    def build(self, patch: Patch) -> nn.Module:
+        """The module of a patch, with copies of its values."""
+        missing = [
+            name for name in self.table(patch.cut) if name not in patch.values and name not in self.constants
+        ]
+        if missing:
+            raise FedtailorError(
+                f"the patch has no values for {', '.join(missing[:3])}: it cannot run by itself"
+            )
+        small: nn.Module = weightless(self.module) if self.network is None else copy.deepcopy(self.network)
+        resize(small, self.groups, patch.cut)
+        if isinstance(small, SizedGraph):
+            small = plain_graph(small, list(self.constants)).train(self.module.training)
+        parameters = dict(self.module.named_parameters())
+        made: dict[str, Tensor] = {}
+        for name, value in self.complete(patch.values, patch.cut).items():
+            first = self.groups.ties.get(name, name)
+            if first not in made:
+                new = value.detach().clone()
+                trained = first in parameters
+                made[first] = nn.Parameter(new, requires_grad=first in self.trainable) if trained else new
+            owner, _, leaf = name.rpartition(".")
+            setattr(small.get_submodule(owner), leaf, made[first])
+        return small
+
+    def shape(self, name: str, cut: Cut) -> tuple[int, ...]:
+        """The shape of a tensor at a cut; where a mask leaves out single weights, the others lie in one row."""
+        if cut.sparse is not None and name in cut.sparse.levels.maps:
+            return (cut.sparse.count(name),)
+        kept = (kept_positions(extent, cut, self.groups.counts) for extent in self.groups.extents[name])
+        return tuple(positions if isinstance(positions, int) else len(positions) for positions in kept)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The element type of a tensor."""
+        return self._dtypes[name]
+
+    def complete(self, weights: Mapping[str, Tensor], cut: Cut, device: str | None = None) -> Weights:
+        """Held weights, the constants at the same cut, and the second names of shared tensors; nothing is packed."""
+        if cut.sparse is not None:
+            weights, cut = self.spread(Patch(dict(weights), cut)).values, cut.unmasked
+        table = self.table(cut)
+        values = {name: value for name, value in weights.items() if name in table}
+        for name, value in self.constants.items():
+            source = value if device is None else value.to(device)
+            values[name] = gather(source, table[name]) if cut.channels else source
+        return {
+            **values,
+            **{second: values[first] for second, first in self.groups.ties.items() if first in values},
+        }
+
+    def _plan(self, cut: Cut) -> list[tuple[str, Where, tuple[int, ...]]]:
+        """How each tensor is taken out of the full weights: its place, and its shape where that is a prefix."""
+        if cut.sparse is not None:
+            return [(name, where, ()) for name, where in self.table(cut).items()]
+        cut = cut.unmasked
+        if cut not in self._plans:
+            lengths = {name: [e.length for e in extents] for name, extents in self.groups.extents.items()}
+            self._plans[cut] = [
+                (
+                    name,
+                    () if isinstance(where, tuple) and all(index == WHOLE for index in where) else where,
+                    prefix_shape(where, lengths[name]),
+                )
+                for name, where in self.table(cut).items()
+            ]
+            if len(self._plans) > CACHED_INDICES:
+                self._plans.popitem(last=False)
+        return self._plans[cut]
+
+    def table(self, cut: Cut, outer: Cut | None = None) -> dict[str, Where]:
+        """Where each tensor of the model lies at a cut (inside ``outer``, if given).
+
+        Cached: making a table costs more than using it. Only what a mask adds to it is made anew, so that no map of
+        levels is kept alive here.
+        """
+        if cut.sparse is not None:
+            whole = self.table(cut.unmasked, None if outer is None else outer.unmasked)
+            return {**whole, **_survivors(cut.sparse, outer)}
+        key = (cut.unmasked, None if outer is None else outer.unmasked)
+        if key not in self._tables:
+            widths = self.groups.counts
+            self._tables[key] = {
+                name: where_of(extents, cut, widths)
+                if outer is None
+                else where_inside(extents, outer, cut, widths)
+                for name, extents in self.groups.extents.items()
+            }
+            if len(self._tables) > CACHED_INDICES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(key)
+        return self._tables[key]
+
+
+def _survivors(mask: Mask, outer: Cut | None = None) -> dict[str, Survivors]:
+    """Where the weights of a mask lie: in the full tensors, or in what a wider mask has left of them."""
+    level = outer.sparse.level if outer is not None and outer.sparse is not None else 0
+    return {name: Survivors(levels, mask.level, level) for name, levels in mask.levels.maps.items()}

@@ -1,0 +1,368 @@
+"""Symbolic tracing that knows sizes: ``torch.fx``, with every value also computed for the example.
+
+Plain ``torch.fx`` stops at the first ``assert``, ``if`` or ``range`` that asks for a size. Here each recorded node is
+computed at once on the example (a few examples and a copy of the weights: cheaper than the ``meta`` device, whose first
+use imports PyTorch's compiler), so that such questions have an answer. Answers that were given are remembered
+(``Answer``): a graph that relies on the batch's own sizes is good for finding out which channels belong together, but
+not for running other batches. Questions about the values of tensors are refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx._symbolic_trace import _assert_is_none
+from torch.nn.modules import transformer
+
+from fedtailor.elasticity.tracing.places import asking_line, failing_line, is_guard, is_unpacking, user_line
+from fedtailor.elasticity.tracing.rules import TraceError, describe, rule_of_layer
+
+FACTORIES = (
+    torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
+    torch.randn, torch.scalar_tensor, torch.tensor, torch.tril_indices, torch.triu_indices, torch.zeros,
+)  # fmt: skip
+PACKING = (nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence)
+# Layers of PyTorch that are made of other layers: their own code says how channels flow.
+COMPOSITE = (
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
+    nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
+)  # fmt: skip
+_DATA = ("item", "tolist", "equal", "allclose", "is_nonzero", torch.equal, torch.allclose, torch.is_nonzero)
+
+
+class CannotFollowError(Exception):
+    """The code does something that symbolic tracing cannot record."""
+
+
+class ExampleError(TraceError):
+    """A step fails on the example batch."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question about sizes that the code asked while it was traced, and that the example answered."""
+
+    node: fx.Node
+    guard: bool  # an ``assert``, or an ``if`` that only raises
+    place: str
+
+
+class Value(fx.Proxy):
+    """A recorded value that answers questions about sizes."""
+
+    @property
+    def known(self) -> Any:
+        """What the value is for the example."""
+        return self.node.meta["value"]
+
+    def __getattr__(self, k: str) -> Any:
+        # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
+        if k.startswith("__") or not hasattr(self.known, k):
+            raise AttributeError(f"{type(self.known).__name__!r} object has no attribute {k!r}")
+        return _Attribute(self, k)
+
+    def _answer(self, kind: Callable[[Any], Any]) -> Any:
+        return self.tracer.answer(self.node, kind)  # type: ignore[attr-defined]
+
+    def __bool__(self) -> bool:
+        return bool(self._answer(bool))
+
+    def __int__(self) -> int:
+        return int(self._answer(int))
+
+    def __index__(self) -> int:
+        return int(self._answer(int))
+
+    def __float__(self) -> float:
+        return float(self._answer(float))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(self._answer(lambda value: value), *args, **kwargs)
+
+    def __len__(self) -> int:
+        return int(self.size(0)) if isinstance(self.known, Tensor) else len(self.known)
+
+    def __iter__(self) -> Iterator[Any]:
+        if is_unpacking() or not isinstance(self.known, Tensor):  # the code itself says how many there are
+            return (self[index] for index in range(len(self.known)))  # type: ignore[index]
+        return (self[index] for index in range(len(self)))  # type: ignore[index]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.known
+
+    def keys(self) -> Any:
+        """Of a dict that came in."""
+        return self.known.keys()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+
+class _Attribute(Value):
+    """``x.shape``, or ``x.mean`` on the way to being called."""
+
+    def __init__(self, root: Value, attr: str) -> None:
+        self.root = root
+        self.attr = attr
+        self.tracer = root.tracer
+        self._node: fx.Node | None = None
+
+    @property
+    def node(self) -> fx.Node:  # type: ignore[override]
+        """The node of the attribute itself, made when it is first needed."""
+        if self._node is None:
+            self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+        return self._node
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+class Tracer(fx.Tracer):
+    """Stops at every layer that has a rule, looks into the others, and computes shapes on the way."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        super().__init__(autowrap_functions=(*FACTORIES, *PACKING))
+        self.inputs = inputs  # by the names of ``forward``
+        self.answers: list[Answer] = []
+        self.asked_mode = False  # whether the code looked at ``self.training``
+        self._computing = False
+
+    def record(self, module: nn.Module) -> fx.Graph:
+        """The graph of ``module.forward``; ``node.meta["value"]`` holds the example's value, tensors without memory."""
+        self._watch_mode(module)
+        with _patched(self), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                graph = self.trace(module)
+            except (TraceError, CannotFollowError):
+                raise
+            except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, NameError,
+                    AssertionError, ValueError, LookupError) as error:  # fmt: skip
+                raise CannotFollowError(f"{type(error).__name__}: {error}{failing_line(error)}") from error
+        for node in graph.nodes:
+            if node.op != "output":
+                node.meta["value"] = on_meta(self._known(node))
+        return graph
+
+    def _watch_mode(self, module: nn.Module) -> None:
+        """Notice when the user's code asks whether it is in training."""
+
+        def ask(part: nn.Module) -> bool:
+            self.asked_mode = self.asked_mode or not self._computing
+            return bool(part.__dict__["training"])
+
+        def tell(part: nn.Module, mode: bool) -> None:
+            part.__dict__["training"] = mode
+
+        watched: dict[type, type] = {}
+        for part in module.modules():
+            kind = type(part)
+            if rule_of_layer(kind) is None and "training" in part.__dict__:
+                if kind not in watched:
+                    watched[kind] = type(
+                        kind.__name__,
+                        (kind,),
+                        {"training": property(ask, tell), "__module__": kind.__module__},
+                    )
+                part.__class__ = watched[kind]
+
+    def is_leaf_module(self, m: nn.Module, _path: str) -> bool:
+        if rule_of_layer(type(m)) is not None:
+            return True
+        if type(m).__module__.startswith("torch.nn") and not isinstance(m, COMPOSITE):
+            return any(True for _ in m.parameters())  # without weights, its code says how channels flow
+        return type(m).__module__.startswith("torch.ao")
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return forward(*args, **kwargs) if self._computing else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, np.generic):  # generated code knows plain numbers only
+            return a.item()
+        return a.node if isinstance(a, fx.Proxy) else super().create_arg(a)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta["place"] = user_line()
+        return node
+
+    def proxy(self, node: fx.Node) -> Value:
+        """Compute the node for the example as soon as it is recorded."""
+        node.meta["value"] = self._compute(node)
+        return Value(node, self)
+
+    def answer(self, node: fx.Node, kind: Callable[[Any], Any]) -> Any:
+        """A number or truth value that the code wants to see."""
+        value = node.meta["value"]
+        if isinstance(value, Tensor) or node.meta.get("data"):
+            raise TraceError(
+                f"{describe(node)}{asking_line(node)}: the code asks for the value of a tensor, so that what it does "
+                "next depends on the data and cannot be traced; move it into a layer of its own and register a rule "
+                "for that layer with fedtailor.layer_rule"
+            )
+        self.answers.append(Answer(node, is_guard(), user_line()))
+        return kind(value)
+
+    def _compute(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self.inputs[str(node.target)]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known)
+        asks = node.target in _DATA
+        self._computing = True
+        try:
+            value = self._run(node, args, dict(kwargs))
+            number = not isinstance(value, Tensor)
+            node.meta["data"] = number and (
+                asks or any(part.meta.get("data") for part in node.all_input_nodes)
+            )
+            return value
+        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError, AttributeError) as error:
+            layer = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if layer is not None and rule_of_layer(type(layer)) is None:
+                hint = ": there is no rule for this layer; register one with fedtailor.layer_rule"
+            else:
+                hint = " (is the example batch what forward expects?)"
+            raise ExampleError(
+                f"{describe(node, layer)} fails on the example batch: {error}{hint}"
+            ) from error
+        finally:
+            self._computing = False
+
+    def _run(self, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
+        if node.op == "get_attr":
+            return fetch(self.root, str(node.target))
+        if node.op == "call_module":
+            return self.root.get_submodule(str(node.target)).forward(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _known(self, node: fx.Node) -> Any:
+        if "value" not in node.meta:  # made on the way: a constant that was stored, a named tuple
+            node.meta["value"] = self._compute(node)
+        return node.meta["value"]
+
+    def _proxy_placeholder(self, name: str, _concrete: Any, sig: inspect.Signature, _function: Any) -> Any:
+        """Inputs that the example leaves out keep their defaults, and the graph insists on it."""
+        given = self.inputs.get(name)
+        if name.startswith("*"):
+            return self.create_proxy("placeholder", name, (), {}) if given else ({} if name[1] == "*" else ())
+        default = sig.parameters[name].default
+        args = () if default is inspect.Parameter.empty else (default,)
+        if name not in self.inputs and not args:
+            raise TraceError(
+                f"{type(self.root).__name__}.forward: input {name!r} is missing in the example batch"
+            )
+        if name in self.inputs and isinstance(given, Tensor | tuple | list | dict):
+            return self.create_proxy("placeholder", name, args, {})
+        chosen = given if name in self.inputs else default
+        node = self.create_node("placeholder", name, args, {})
+        node.meta["value"] = chosen
+        message = f"{name} was {chosen!r} when the network was traced and must stay so"
+        if chosen is None:
+            self.create_node("call_function", _assert_is_none, (node, message), {}).meta["value"] = None
+        return chosen
+
+
+def inputs_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The example's inputs by the names of ``forward``; extra ones under ``*args`` and ``**kwargs``."""
+    signature = inspect.signature(type(module).forward)
+    try:
+        bound = signature.bind(module, *args, **kwargs)
+    except TypeError as error:
+        raise TraceError(
+            f"{type(module).__name__}.forward does not take the example batch: {error}"
+        ) from None
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    names = {name: stars.get(parameter.kind, "") + name for name, parameter in signature.parameters.items()}
+    own = next(iter(signature.parameters))
+    return {names[name]: value for name, value in bound.arguments.items() if name != own}
+
+
+def on_meta(value: Any) -> Any:
+    """The value with every tensor in it replaced by one of the same shape without memory; sequences as tuples."""
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    if isinstance(value, dict):
+        return {key: on_meta(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        return tuple(on_meta(entry) for entry in value)
+    return value
+
+
+def copied(inputs: Any) -> Any:
+    """The inputs with tensors of their own: a module may write into what it is given."""
+    return torch.utils._pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs
+    )
+
+
+def fetch(root: nn.Module, target: str) -> Any:
+    """The attribute at a dotted path."""
+    value: Any = root
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@contextmanager
+def _patched(tracer: Tracer) -> Iterator[None]:
+    """Record what plain ``torch.fx`` would compute or miss: constant tensors, autograd functions, checks of masks."""
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if tracer._computing:
+                return function(*args, **kwargs)
+            return tracer.create_proxy("call_function", function, args, kwargs)
+
+        return record
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = original.__get__(None, cls)
+        if tracer._computing:
+            return bound(*args, **kwargs)
+        return tracer.create_proxy("call_function", bound, args, kwargs)
+
+    def length(sized: Any) -> Any:
+        if isinstance(sized, Value) and isinstance(sized.known, Tensor) and not tracer._computing:
+            return sized.size(0)
+        return count(sized)
+
+    count = builtins.len
+    original = torch.autograd.Function.__dict__["apply"]
+    changes: list[tuple[Any, str, Any]] = [
+        *((torch, function.__name__, recorded(function)) for function in FACTORIES),
+        *((nn.utils.rnn, function.__name__, recorded(function)) for function in PACKING),
+        (torch.autograd.Function, "apply", classmethod(apply)),
+        (builtins, "len", length),
+        # It compares the values of masks to find out whether they are causal: a hint, not a result.
+        (transformer, "_detect_is_causal_mask", lambda _mask, is_causal, _size: bool(is_causal)),
+    ]
+    before = [owner.__dict__[name] for owner, name, _ in changes]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    # Fused Transformer layers look at the values of masks, and into the weights of the layers inside them.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        for owner, name, replacement in changes:
+            setattr(owner, name, replacement)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for (owner, name, _), value in zip(changes, before, strict=True):
+            setattr(owner, name, value)

@@ -1,0 +1,249 @@
+"""The masked full module: what a cut must compute, worked out without cutting anything.
+
+Weights into and out of dropped channels are zero and every layer has its full size. Three things a mask cannot express
+are computed as the small network would (``rules.Mode``): statistics over channels, products of two activations, and
+numbers that the code derives from sizes, such as the scale of attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.groups import Indices
+from fedtailor.elasticity.tracing.recorder import FACTORIES, fetch, inputs_by_name
+from fedtailor.elasticity.tracing.rules import Operand
+from fedtailor.elasticity.tracing.trace import Recording, Traced
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+class Reference:
+    """Runs the traced graph at full size with masked weights."""
+
+    def __init__(
+        self, traced: Traced, recording: Recording, small: nn.Module, cut: Cut, weights: Mapping[str, Tensor]
+    ) -> None:
+        """``small`` is the shell at the sizes of ``cut``; ``weights`` are full and may lack second names."""
+        self.traced = traced
+        self.recording = recording
+        self.small = small
+        self.dropped = traced.solution.dropped(cut.channels)
+        self.weights = weights
+        room = dict([*recording.network.named_parameters(), *recording.network.named_buffers()])
+        self.full = {name: self._masked(name, value, room.get(name)) for name, value in weights.items()}
+        self.values: dict[fx.Node, Any] = {}  # of the masked full module
+        self.numbers: dict[
+            fx.Node, Any
+        ] = {}  # of the small network; tensors as empty ones of the small shape
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """All tensors of the output, in order."""
+        leaves = iter(tree_leaves((args, dict(kwargs))))
+        by_name = inputs_by_name(module, args, kwargs)
+        for node in self.recording.network.graph.nodes:
+            if node.op == "output":
+                return [
+                    v for v in tree_leaves(fx.node.map_arg(node.args, self._value)) if isinstance(v, Tensor)
+                ]
+            if node.op == "placeholder":
+                default = node.args[0] if node.args else None
+                exported = str(node.target) not in by_name and not node.args
+                self.values[node] = next(leaves) if exported else by_name.get(str(node.target), default)
+            else:
+                self.values[node] = self._run(node)
+        raise AssertionError("a graph ends with its output")
+
+    def _value(self, node: fx.Node) -> Any:
+        return self.values[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._attribute(node)
+        known, mode = self.recording.labels.get(node), self.traced.notes.modes.get(node)
+        if not any(isinstance(leaf, Operand) for leaf in tree_leaves(known)) and node.op != "call_module":
+            return self._both(node)
+        if mode == "small":
+            return self._map(self._call(node, self._gathered), known, self._spread)
+        if mode == "masked":
+            return self._call(node, self._silenced)
+        value = self._call(node, self._arithmetic if mode == "arithmetic" else self._value)
+        return self._map(value, known, self._calmed)
+
+    def _both(self, node: fx.Node) -> Any:
+        """A number as the small network and as the full module have it."""
+        value = self._call(node, self._value)
+        try:
+            self.numbers[node] = self._call(node, self._number)
+        except (RuntimeError, NotImplementedError):
+            self.numbers[node] = value  # it needs the values of tensors, and here they are empty
+        return value
+
+    def _attribute(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        if name in self.recording.sizes:
+            self.numbers[node] = int(self._kept(self.recording.sizes[name]).sum())
+        first = self.traced.groups.ties.get(name, name)
+        return self.full[first] if first in self.full else fetch(self.recording.network, name)
+
+    def _call(self, node: fx.Node, of: Callable[[fx.Node], Any]) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), of)
+        if node.op == "call_module":
+            return self._layer(node, args, kwargs, small=of == self._gathered)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if ATTENTION in str(node.target) and kwargs.get("scale") is None and len(args) < 8:
+            query: Operand = self.recording.labels[node.args[0]]  # type: ignore[index]
+            kwargs = {**kwargs, "scale": 1 / math.sqrt(self._shape(query)[-1])}
+        if node.target in FACTORIES and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": self._device()}
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _layer(self, node: fx.Node, args: Any, kwargs: Any, small: bool) -> Any:
+        path = str(node.target)
+        owner = self.small if small else self.recording.network
+        layer = owner.get_submodule(path)
+        ties = self.traced.groups.ties
+        names = [name for name, _ in [*layer.named_parameters(), *layer.named_buffers()]]
+        firsts = {name: ties.get(f"{path}.{name}", f"{path}.{name}") for name in names}
+        held = {name: self._cut(first) if small else self.full[first] for name, first in firsts.items()}
+        if isinstance(layer, nn.MultiheadAttention):
+            held = self._rescaled(layer, held, self.recording.labels[node.args[0]])  # type: ignore[index]
+        return functional_call(layer, held, args, kwargs, tie_weights=False)
+
+    def _rescaled(
+        self, layer: nn.MultiheadAttention, held: dict[str, Tensor], query: Operand
+    ) -> dict[str, Tensor]:
+        """Queries multiplied so that scores are divided by the root of the kept head size."""
+        factor = math.sqrt(layer.embed_dim / self._shape(query)[-1])
+        scaled = dict(held)
+        for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight"):
+            if name in held:
+                scaled[name] = held[name].clone()
+                scaled[name][: layer.embed_dim] *= factor
+        return scaled
+
+    # What a node hands on, as the different modes want it
+
+    def _number(self, node: fx.Node) -> Any:
+        """As the small network has it."""
+        if node in self.numbers:
+            return self.numbers[node]
+        known = self.recording.labels.get(node)
+        return self._map(
+            self.values[node], known, lambda x, held: x.new_empty(self._shape(held), device="meta")
+        )
+
+    def _arithmetic(self, node: fx.Node) -> Any:
+        """Tensors of the full module, numbers of the small network."""
+        return self.numbers.get(node, self.values[node])
+
+    def _silenced(self, node: fx.Node) -> Any:
+        """Tensors with zeros in dropped channels, numbers of the small network."""
+        if node in self.numbers:
+            return self.numbers[node]
+        return self._map(self.values[node], self.recording.labels.get(node), self._zeroed)
+
+    def _gathered(self, node: fx.Node) -> Any:
+        """The kept channels of tensors, numbers of the small network."""
+        if node in self.numbers:
+            return self.numbers[node]
+        return self._map(self.values[node], self.recording.labels.get(node), self._picked)
+
+    def _picked(self, x: Tensor, known: Operand) -> Tensor:
+        for dim, labels in enumerate(known.labels):
+            if labels is not None:
+                x = x.index_select(dim, self._positions(labels).to(x.device))
+        return x
+
+    def _zeroed(self, x: Tensor, known: Operand) -> Tensor:
+        for dim, labels in enumerate(known.labels):
+            if labels is not None and not self._kept(labels).all():
+                x = x.index_fill(dim, torch.from_numpy(np.flatnonzero(~self._kept(labels))).to(x.device), 0)
+        return x
+
+    def _calmed(self, x: Tensor, known: Operand) -> Tensor:
+        """Zeros where a dropped channel is no number (0 / 0): the zeros of the next weights would not silence it."""
+        if not x.is_floating_point() or bool(x.sum().isfinite()):
+            return x
+        return self._zeroed(x, known)
+
+    def _spread(self, x: Tensor, known: Operand) -> Tensor:
+        """A small result between zeros."""
+        for dim, labels in enumerate(known.labels):
+            if labels is not None and x.shape[dim] != len(labels):
+                shape = list(x.shape)
+                shape[dim] = len(labels)
+                x = x.new_zeros(shape).index_copy(dim, self._positions(labels).to(x.device), x)
+        return x
+
+    def _map(self, value: Any, known: Any, function: Callable[[Tensor, Operand], Tensor]) -> Any:
+        """Apply to every tensor and what is known about it."""
+        if isinstance(value, Tensor):
+            return function(value, known) if isinstance(known, Operand) else value
+        if isinstance(value, dict):
+            return {key: self._map(entry, known[key], function) for key, entry in value.items()}
+        if (
+            isinstance(value, tuple | list)
+            and isinstance(known, tuple | list)
+            and not isinstance(value, torch.Size)
+        ):
+            parts = [self._map(entry, held, function) for entry, held in zip(value, known, strict=True)]
+            if all(new is old for new, old in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return value
+
+    # Channels
+
+    def _kept(self, labels: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return self.traced.solution.kept(labels, self.dropped)
+
+    def _positions(self, labels: Indices) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(self._kept(labels)))
+
+    def _shape(self, known: Operand) -> list[int]:
+        pairs = zip(known.shape, known.labels, strict=True)
+        return [size if labels is None else int(self._kept(labels).sum()) for size, labels in pairs]
+
+    def _axes(self, name: str, value: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """The axes of a tensor that lose positions: which remain and which go."""
+        found = []
+        for dim in range(value.dim()):
+            labels = self.traced.units.axes.get((name, dim))
+            kept = None if labels is None else self._kept(labels)
+            if kept is not None and not kept.all():
+                found.append(
+                    (dim, torch.from_numpy(np.flatnonzero(kept)), torch.from_numpy(np.flatnonzero(~kept)))
+                )
+        return found
+
+    def _masked(self, name: str, value: Tensor, room: Tensor | None) -> Tensor:
+        """The value with zeros in dropped channels, written into ``room`` (fresh memory is dear)."""
+        masked = value.clone() if room is None else room.detach().copy_(value)
+        for dim, _, gone in self._axes(name, value):
+            masked.index_fill_(dim, gone.to(value.device), 0)
+        return masked
+
+    def _cut(self, name: str) -> Tensor:
+        value = self.weights[name]
+        for dim, kept, _ in self._axes(name, value):
+            value = value.index_select(dim, kept.to(value.device))
+        return value
+
+    def _device(self) -> torch.device:
+        return next(iter(self.full.values())).device
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """All tensors of an output, in order."""
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]

@@ -1,0 +1,231 @@
+"""How layers with weights carry channels: convolutions, linear layers, embeddings, as layers and as functions.
+
+A rule names the tensor axes that the channels lie on, the sizes that follow them (attributes of the layer, or arguments
+of the call), and returns the units along each axis of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedtailor.elasticity.groups import Indices
+from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule
+from fedtailor.elasticity.tracing.units import Labels
+
+GROUPS = 6  # position of ``groups`` among the arguments of every functional convolution
+
+
+@layer_rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+def linear_layer(site: Site) -> Labels:
+    """Weight (out, in), on the last axis of the input."""
+    x = site.operand()
+    weight = site.parameter("weight", None, x.labels[-1])
+    assert weight is not None
+    return _linear(site, x, weight, site.parameter("bias", weight.labels[0]))
+
+
+@function_rule(F.linear)
+def linear_function(site: Site) -> Labels:
+    """As the layer, on any tensors."""
+    return _linear(site, site.argument(0, "input"), site.argument(1, "weight"), site.argument(2, "bias"))
+
+
+def _linear(site: Site, x: Operand, weight: Operand, bias: Operand | None) -> Labels:
+    rows = weight.labels[0] if weight.value.dim() == 2 else None
+    site.join(weight.labels[-1], x.labels[-1], site.reading)
+    if bias is not None:
+        site.join(bias.labels[0], rows, "is added to what cannot shrink in")
+    site.follow("out_features", rows)
+    site.follow("in_features", x.labels[-1])
+    site.produce(rows)
+    return (*x.labels[:-1], rows) if weight.value.dim() == 2 else x.labels[:-1]
+
+
+@layer_rule(nn.Bilinear)
+def bilinear(site: Site) -> Labels:
+    """Weight (out, first in, second in)."""
+    first, second = site.operands()[:2]
+    weight = site.parameter("weight", None, first.labels[-1], second.labels[-1])
+    assert weight is not None
+    rows, columns, others = weight.labels
+    site.join(columns, first.labels[-1], site.reading)
+    site.join(others, second.labels[-1], site.reading)
+    site.parameter("bias", rows)
+    for attribute, labels in (("out_features", rows), ("in1_features", columns), ("in2_features", others)):
+        site.follow(attribute, labels)
+    site.produce(rows)
+    return (*first.labels[:-1], rows)
+
+
+@layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution_layer(site: Site) -> Labels:
+    """Weight (out, in / groups, ...): rows are the output channels, columns the input channels."""
+    layer, x = site.layer, site.operand()
+    spatial = len(layer.kernel_size)
+    inputs = x.labels[x.value.dim() - spatial - 1]
+    if layer.groups == 1:
+        weight = site.parameter("weight", None, inputs)
+    elif _whole_groups(layer.in_channels, layer.groups):
+        weight = site.parameter("weight", None)
+    else:
+        weight = site.parameter("weight", None, None)
+    assert weight is not None
+    labels = _convolution(site, x, weight, spatial, layer.groups)
+    site.parameter("bias", labels[-spatial - 1])
+    return labels
+
+
+@layer_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def transposed_convolution_layer(site: Site) -> Labels:
+    """Weight (in, out / groups, ...): rows are the input channels."""
+    layer, x = site.layer, site.operand()
+    spatial = len(layer.kernel_size)
+    inputs = x.labels[x.value.dim() - spatial - 1]
+    whole = layer.groups > 1 and _whole_groups(layer.in_channels, layer.groups)
+    weight = site.parameter("weight", inputs) if whole else site.parameter("weight", inputs, None)
+    assert weight is not None
+    labels = _transposed_convolution(site, x, weight, spatial, layer.groups)
+    site.parameter("bias", labels[-spatial - 1])
+    return labels
+
+
+def _convolution_function(spatial: int, transposed: bool) -> Callable[[Site], Labels]:
+    """As the layers, on any tensors."""
+
+    def rule(site: Site) -> Labels:
+        x, weight, bias = site.argument(0, "input"), site.argument(1, "weight"), site.argument(2, "bias")
+        site.fix_axes(weight, range(2, weight.value.dim()), "is the kernel of")
+        core = _transposed_convolution if transposed else _convolution
+        labels = core(site, x, weight, spatial, site.argument(GROUPS, "groups", 1))
+        if bias is not None:
+            site.join(bias.labels[0], labels[-spatial - 1], "is added to what cannot shrink in")
+        return labels
+
+    return rule
+
+
+for _spatial in (1, 2, 3):
+    function_rule(getattr(F, f"conv{_spatial}d"))(_convolution_function(_spatial, transposed=False))
+    function_rule(getattr(F, f"conv_transpose{_spatial}d"))(_convolution_function(_spatial, transposed=True))
+
+
+def _whole_groups(inputs: int, groups: int) -> bool:
+    """Whether a grouped convolution shrinks by dropping whole groups (the finer choice) or inside each group."""
+    return groups >= inputs // groups
+
+
+def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Labels:
+    channel = x.value.dim() - spatial - 1
+    inputs, outputs, columns = x.labels[channel], weight.labels[0], weight.labels[1]
+    if groups == 1:
+        site.join(columns, inputs, site.reading)
+    elif inputs is None:
+        site.fix_axes(weight, (0, 1), site.reading)
+    elif _whole_groups(len(inputs), groups):  # depthwise: a group is one channel
+        by_group = inputs.reshape(groups, -1)
+        site.units.tie(by_group[:, :1], by_group)
+        if outputs is not None:
+            site.units.tie(by_group[:, :1], outputs.reshape(groups, -1))
+        site.fix_axes(weight, (1,), "is the inside of a group of")
+        _groups_follow(site, by_group[:, 0])
+    else:
+        by_group = inputs.reshape(groups, -1)
+        site.units.tie(by_group[:1], by_group)
+        site.join(columns, by_group[0], site.reading)
+        if outputs is not None:
+            rows = outputs.reshape(groups, -1)
+            site.units.tie(rows[:1], rows)
+    return _convolved(site, x, channel, outputs)
+
+
+def _transposed_convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Labels:
+    channel = x.value.dim() - spatial - 1
+    inputs = x.labels[channel]
+    site.join(weight.labels[0], inputs, site.reading)
+    outputs = weight.labels[1]  # of one group
+    if groups > 1 and _whole_groups(x.shape[channel], groups):
+        site.fix_axes(weight, (1,), "is the inside of a group of")
+        outputs = None
+        if inputs is not None:
+            by_group = inputs.reshape(groups, -1)
+            site.units.tie(by_group[:, :1], by_group)
+            outputs = np.repeat(by_group[:, 0], weight.shape[1])
+            _groups_follow(site, by_group[:, 0])
+    elif groups > 1:
+        outputs = np.tile(outputs, groups) if outputs is not None else None
+        if inputs is not None:
+            by_group = inputs.reshape(groups, -1)
+            site.units.tie(by_group[:1], by_group)
+    return _convolved(site, x, channel, outputs)
+
+
+def _groups_follow(site: Site, units: Indices) -> None:
+    site.follow("groups", units)
+    if site.node.op == "call_function":
+        written, path = site.written(GROUPS, "groups")
+        if written is not None:
+            site.sized(path, units)
+
+
+def _convolved(site: Site, x: Operand, channel: int, outputs: Indices | None) -> Labels:
+    site.follow("out_channels", outputs)
+    site.follow("in_channels", x.labels[channel])
+    site.produce(outputs)
+    site.fix_axes(x, range(channel + 1, x.value.dim()), "is a spatial axis of")
+    return (*x.labels[:channel], outputs, *(None,) * (x.value.dim() - channel - 1))
+
+
+@layer_rule(nn.Embedding, nn.EmbeddingBag)
+def embedding_layer(site: Site) -> Labels:
+    """Weight (vocabulary, channels): only the columns may shrink."""
+    weight = site.parameter("weight", None, None)
+    assert weight is not None
+    return _embedding(site, weight)
+
+
+@function_rule(F.embedding)
+def embedding_function(site: Site) -> Labels:
+    """As the layer, on any table."""
+    return _embedding(site, site.argument(1, "weight"))
+
+
+@function_rule("aten::embedding")
+def embedding_exported(site: Site) -> Labels:
+    """As the layer; the exported operation takes the table first."""
+    return _embedding(site, site.args[0])
+
+
+def _embedding(site: Site, weight: Operand) -> Labels:
+    site.units.fix(weight.labels[0], f"is the vocabulary of {site.place}")
+    columns = weight.labels[1]
+    site.follow("embedding_dim", columns)
+    site.produce(columns)
+    return (*(None,) * (site.output.dim() - 1), columns)
+
+
+@layer_rule(nn.PReLU)
+def prelu_layer(site: Site) -> Labels:
+    """One slope for all channels, or one each."""
+    x = site.operand()
+    many = site.layer.num_parameters > 1
+    slope = site.parameter("weight", x.labels[1]) if many else site.parameter("weight")
+    assert slope is not None
+    return _prelu(site, x, slope)
+
+
+@function_rule(F.prelu, torch.prelu)
+def prelu_function(site: Site) -> Labels:
+    """As the layer."""
+    return _prelu(site, site.operands()[0], site.operands()[1])
+
+
+def _prelu(site: Site, x: Operand, slope: Operand) -> Labels:
+    if slope.value.numel() > 1:
+        site.join(slope.labels[0], x.labels[1], "is scaled by what cannot shrink in")
+        site.follow("num_parameters", x.labels[1])
+    return x.labels

@@ -1,0 +1,319 @@
+"""How channels move when axes do: reshaping, permuting, slicing, joining, splitting, repeating."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from fedtailor.elasticity.groups import Indices
+from fedtailor.elasticity.tracing.rulebook.functions import meet, variants
+from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule
+from fedtailor.elasticity.tracing.units import Labels
+
+Path = tuple[Any, ...]
+Written = list[tuple[Any, Path | None]]  # per output axis: what the code gives for its size, and where
+
+
+@function_rule(
+    "reshape",
+    torch.reshape,
+    "view",
+    "unflatten",
+    torch.unflatten,
+    "flatten",
+    torch.flatten,
+    "view_as",
+    "reshape_as",
+)
+def reshape(site: Site) -> Labels:
+    """Splits and merges axes; a size that the code gives as a number must follow the cut."""
+    x = site.operand()
+    if not isinstance(site.output, Tensor) or site.output.dtype != x.value.dtype:  # x.view(torch.int32)
+        return site.fix_all(f"reaches {site.place}")  # type: ignore[no-any-return]
+    written = _written_sizes(site)
+    labels = reshaped(site, x, site.output.shape, [size for size, _ in written])
+    for numbers, (size, path) in zip(labels, written, strict=True):
+        if path is not None and (isinstance(size, fx.Node) or size != -1):
+            site.sized(path, numbers)
+    return labels
+
+
+def _written_sizes(site: Site) -> Written:
+    """What the code gives for each output axis: a number, -1, something computed (a node), or nothing (None)."""
+    count = site.output.dim()
+    nothing: Written = [(None, None)] * count
+    name = getattr(site.node.target, "__name__", site.node.target)
+    name = name.partition(".")[0] if isinstance(name, str) else ""
+    if name == "unflatten":
+        given, path = site.written(2, "sizes")
+        first = site.operand().dim(site.argument(1, "dim"))
+        sizes = list(given) if isinstance(given, tuple | list) else []
+        entries: Written = [(size, (*path, index)) for index, size in enumerate(sizes)]
+        return [*nothing[:first], *entries, *nothing[first + len(entries) :]]
+    if name not in ("reshape", "view"):
+        return nothing
+    given, path = site.written(1, "shape" if name == "reshape" else "size")
+    if isinstance(given, tuple | list):
+        entries = [(size, (*path, index)) for index, size in enumerate(given)]
+    else:
+        entries = [(size, ("args", index)) for index, size in enumerate(site.node.args) if index]
+    return entries if len(entries) == count else nothing
+
+
+@layer_rule(nn.Flatten)
+def flatten_layer(site: Site) -> Labels:
+    """As the function."""
+    return reshaped(site, site.operand(), site.output.shape, [None] * site.output.dim())
+
+
+@layer_rule(nn.Unflatten)
+def unflatten_layer(site: Site) -> Labels:
+    """As the function; the layer holds the sizes."""
+    sizes = site.layer.unflattened_size
+    if not isinstance(site.layer.dim, int) or not all(isinstance(size, int) for size in sizes):
+        return site.fix_all(f"is reshaped by name in {site.place}")  # type: ignore[no-any-return]
+    first = site.operand().dim(site.layer.dim)
+    written = [*(None,) * first, *sizes, *(None,) * (site.output.dim() - first - len(sizes))]
+    labels = reshaped(site, site.operand(), site.output.shape, written)
+    for index, size in enumerate(sizes):
+        if size != -1:
+            site.follow("unflattened_size", labels[first + index], index)
+    return labels
+
+
+def reshaped(site: Site, x: Operand, shape: Sequence[int], written: Sequence[Any]) -> Labels:
+    """Labels after a reshape: walk both shapes, matching runs of axes with equal products."""
+    labels: list[Indices | None] = []
+    i = j = 0
+    while i < len(x.shape) or j < len(shape):
+        i_end, j_end = min(i + 1, len(x.shape)), min(j + 1, len(shape))
+        before, after = math.prod(x.shape[i:i_end]), math.prod(shape[j:j_end])
+        while before != after:
+            if before < after:
+                before, i_end = before * x.shape[i_end], i_end + 1
+            else:
+                after, j_end = after * shape[j_end], j_end + 1
+        labels += _regroup(site, x, range(i, i_end), shape[j:j_end], written[j:j_end])
+        i, j = i_end, j_end
+    return tuple(labels)
+
+
+def _regroup(
+    site: Site, x: Operand, dims: Sequence[int], shape: Sequence[int], written: Sequence[Any]
+) -> list[Indices | None]:
+    """One run of axes that becomes another run of the same product."""
+    labelled = [dim for dim in dims if x.labels[dim] is not None]
+    if len(labelled) != 1 or not shape:
+        site.fix_axes(x, labelled, "is merged with other channels by")
+        return [None] * len(shape)
+    numbers = x.labels[labelled[0]]
+    assert numbers is not None
+    spread = numbers.reshape([-1 if dim == labelled[0] else 1 for dim in dims])
+    spread = np.broadcast_to(spread, [x.shape[dim] for dim in dims]).reshape(tuple(shape))
+    carrier = _carrier(site, shape, written)
+    rows = np.moveaxis(spread, carrier, -1).reshape(-1, shape[carrier])
+    if len(rows) > 1:
+        site.units.tie(rows[:1], rows)
+    return [np.ascontiguousarray(rows[0]) if position == carrier else None for position in range(len(shape))]
+
+
+def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
+    """Which of several axes shrinks: the one the code leaves open (-1), then one it computes, then the last.
+
+    The last axis means that heads stay and each of them shrinks. Where the code says nothing, tracing tries the first
+    one too (features that become an image) and keeps what lets more of the model shrink.
+    """
+    wide = [position for position, size in enumerate(shape) if size > 1] or [len(shape) - 1]
+    inferred = [position for position in wide if written[position] == -1]
+    computed = [p for p in wide if isinstance(written[p], fx.Node) and not site.constant(written[p])]
+    if not inferred and not computed and len(wide) > 1:
+        site.notes.undecided[site.node] = None
+        return wide[0 if site.node in site.notes.front else -1]
+    return (inferred or computed or wide)[-1]
+
+
+@function_rule(*variants("squeeze", "unsqueeze"))
+def squeeze(site: Site) -> Labels:
+    """Axes of size one come and go."""
+    x = site.operand()
+    if site.output.dim() > x.value.dim():
+        at = site.argument(1, "dim") % site.output.dim()
+        return (*x.labels[:at], None, *x.labels[at:])
+    dims = site.argument(1, "dim")
+    chosen = range(x.value.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {x.dim(d) for d in chosen if x.shape[d] == 1}
+    return tuple(labels for dim, labels in enumerate(x.labels) if dim not in gone)
+
+
+@function_rule("permute", torch.permute)
+def permute(site: Site) -> Labels:
+    """Axes in another order."""
+    order = site.argument(1, "dims")
+    x = site.operand()
+    return tuple(x.labels[dim] for dim in (order if isinstance(order, tuple | list) else site.args[1:]))
+
+
+@function_rule(*variants("transpose", "swapaxes", "swapdims", "t"))
+def transpose(site: Site) -> Labels:
+    """Two axes change places."""
+    labels = list(site.operand().labels)
+    if len(labels) > 1:
+        a = site.argument(1, "dim0", site.kwargs.get("axis0", 0))
+        b = site.argument(2, "dim1", site.kwargs.get("axis1", 1))
+        labels[a], labels[b] = labels[b], labels[a]
+    return tuple(labels)
+
+
+@function_rule(*variants("movedim", "moveaxis"))
+def move(site: Site) -> Labels:
+    """Some axes go elsewhere, the others keep their order."""
+    x = site.operand()
+    order = torch.movedim(
+        torch.empty(tuple(range(2, 2 + x.value.dim())), device="meta"), *site.args[1:], **site.kwargs
+    )
+    return tuple(x.labels[size - 2] for size in order.shape)
+
+
+@function_rule(torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack)
+def concatenate(site: Site) -> Labels:
+    """One axis is the inputs' axes in a row; the others meet."""
+    parts: list[Operand] = [x for x in site.argument(0, "tensors") if x.value.dim() == site.output.dim()]
+    named = getattr(site.node.target, "__name__", "")
+    default = {"hstack": min(1, site.output.dim() - 1)}.get(named, 0)
+    dim = site.kwargs.get("axis", site.argument(1, "dim", default)) % site.output.dim()
+    rest = [size for d, size in enumerate(site.output.shape) if d != dim]
+    blank = torch.empty(rest, device="meta")
+    met = meet(site, [Operand(blank, (*x.labels[:dim], *x.labels[dim + 1 :])) for x in parts], rest)
+    if all(x.labels[dim] is None for x in parts):
+        return (*met[:dim], None, *met[dim:])
+    pieces = []
+    for x in parts:
+        numbers = x.labels[dim]
+        if numbers is None:
+            numbers = site.units.fresh(x.shape[dim])
+            site.units.fix(numbers, f"is joined with channels in {site.place} and cannot shrink itself")
+        pieces.append(numbers)
+    return (*met[:dim], np.concatenate(pieces), *met[dim:])
+
+
+@function_rule(torch.stack)
+def stack(site: Site) -> Labels:
+    """A new axis; the others meet."""
+    parts: list[Operand] = list(site.argument(0, "tensors"))
+    dim = site.argument(1, "dim", 0) % site.output.dim()
+    met = meet(site, parts, parts[0].shape)
+    return (*met[:dim], None, *met[dim:])
+
+
+@function_rule(*variants("unbind"))
+def unbind(site: Site) -> Any:
+    """One piece for every position of an axis, which must stay whole."""
+    x = site.operand()
+    dim = x.dim(site.argument(1, "dim", 0))
+    site.fix_axes(x, (dim,), "is taken apart by")
+    return ((*x.labels[:dim], *x.labels[dim + 1 :]),) * len(site.output)
+
+
+@function_rule(*variants("chunk", "split", "tensor_split", "split_with_sizes"), "unsafe_chunk")
+def split(site: Site) -> Any:
+    """Equal pieces shrink alike, so that every cut splits in the same places; others must be given as sizes."""
+    x = site.operand()
+    dim = x.dim(site.argument(2, "dim", 0))
+    numbers = x.labels[dim]
+    lengths = [part.shape[dim] for part in site.output]
+    if numbers is None:
+        return (x.labels,) * len(lengths)
+    pieces = np.split(numbers, np.cumsum(lengths)[:-1])
+    by_count = getattr(site.node.target, "__name__", site.node.target) in (
+        "chunk",
+        "unsafe_chunk",
+        "tensor_split",
+    )
+    written, path = site.written(
+        1, "split_size_or_sections" if site.node.target is torch.split else "split_size"
+    )
+    if len(set(lengths)) == 1 and not isinstance(written, tuple | list):
+        rows = numbers.reshape(len(lengths), -1)
+        site.units.tie(rows[:1], rows)
+        if not by_count:
+            site.sized(path, rows[0])
+    elif isinstance(written, tuple | list) and not by_count:
+        for index, piece in enumerate(pieces):
+            site.sized((*path, index), piece)
+    else:
+        site.units.fix(numbers, f"is split into unequal pieces in {site.place}")
+    return tuple((*x.labels[:dim], piece, *x.labels[dim + 1 :]) for piece in pieces)
+
+
+@function_rule("expand", torch.broadcast_to, "broadcast_to", "expand_as", "aten::expand")
+def expand(site: Site) -> Labels:
+    """Axes of size one are repeated: copies are alike, so such an axis may turn out to be channels."""
+    x = site.operand()
+    new = site.output.dim() - x.value.dim()
+    given, path = site.written(1, "size")
+    listed = isinstance(given, tuple | list)
+    labels: list[Indices | None] = []
+    for dim, size in enumerate(site.output.shape):
+        held = dim >= new and x.shape[dim - new] == size
+        numbers = x.labels[dim - new] if held else site.units.fresh(size)
+        labels.append(numbers if size > 1 else None)
+        step = (*path, dim) if listed else ("args", 1 + dim)
+        if (listed and dim < len(given)) or 1 + dim < len(site.node.args):
+            written = given[dim] if listed else site.node.args[1 + dim]
+            if isinstance(written, fx.Node) or written != -1:
+                site.sized(step, labels[-1])
+    return tuple(labels)
+
+
+@function_rule("repeat", torch.tile, "tile")
+def repeat(site: Site) -> Labels:
+    """Whole axes one after the other."""
+    x = site.operand()
+    labels: list[Indices | None] = []
+    for dim, size in enumerate(site.output.shape, start=x.value.dim() - site.output.dim()):
+        numbers = x.labels[dim] if dim >= 0 else None
+        labels.append(None if numbers is None else np.tile(numbers, size // len(numbers)))
+    return tuple(labels)
+
+
+@function_rule(*variants("repeat_interleave"))
+def repeat_interleave(site: Site) -> Any:
+    """Every position several times in a row."""
+    x, times, dim = site.operand(), site.argument(1, "repeats"), site.argument(2, "dim")
+    if not isinstance(times, int) or dim is None:
+        return site.fix_all(f"reaches {site.place}")
+    numbers = x.labels[dim]
+    labels = list(x.labels)
+    labels[dim] = None if numbers is None else np.repeat(numbers, times)
+    return tuple(labels)
+
+
+@function_rule(F.pad, torch._C._nn.pad, "aten::pad", "aten::constant_pad_nd")
+def pad(site: Site) -> Labels:
+    """New positions at the ends; zeros next to channels are channels of their own (ResNet's option A)."""
+    x = site.operand()
+    labels = list(x.labels)
+    given, path = site.written(1, "pad")
+    sizes = list(site.argument(1, "pad"))
+    constant = site.argument(2, "mode", "constant") == "constant" and not site.argument(3, "value")
+    for pair in range(len(sizes) // 2):
+        before, after = sizes[2 * pair : 2 * pair + 2]
+        dim = x.value.dim() - 1 - pair
+        numbers = labels[dim]
+        if numbers is None or not (before or after):
+            continue
+        if not constant or before < 0 or after < 0 or not isinstance(given, tuple | list):
+            site.units.fix(numbers, f"is padded by {site.place}")
+            labels[dim] = None
+            continue
+        front, back = site.units.fresh(before), site.units.fresh(after)
+        site.sized((*path, 2 * pair), front)
+        site.sized((*path, 2 * pair + 1), back)
+        labels[dim] = np.concatenate([front, numbers, back])
+    return tuple(labels)

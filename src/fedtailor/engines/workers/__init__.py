@@ -1,0 +1,1 @@
+"""Clients in worker processes: the parent's side (pool, process) and the worker's (worker, lifeline)."""

@@ -1,0 +1,151 @@
+"""Jobs and answers as plain values, which travel between processes in the wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from torch import Tensor
+
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.levels import Levels, Mask
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.engines.engine import Answer
+from fedtailor.errors import FedtailorError
+from fedtailor.messages import Client, Dropped, Reply, Task, Update
+from fedtailor.seeds import Seeds
+
+Value = dict[str, Any]
+Tensors = list[dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is given: a client's task, or some batches of the test examples to evaluate patches on.
+
+    Tensors travel by themselves, because several jobs may share them.
+    """
+
+    tensors: Tensors
+    rest: Value
+    effort: int  # compared with other jobs
+    task: Task | None = None
+
+
+def evaluation_value(patches: Sequence[Patch], batches: range) -> Value:
+    """Which batches to evaluate, and the addresses of the patches that answer together."""
+    return {
+        "cuts": [cut_value(patch.cut) for patch in patches],
+        "levels": [levels_value(patch.cut) for patch in patches],
+        "batches": [batches.start, batches.stop],
+    }
+
+
+def evaluation_of(value: Mapping[str, Any], tensors: Tensors) -> tuple[list[Patch], range]:
+    """The inverse of ``evaluation_value``."""
+    cuts = [
+        cut_of(cut, levels_of(levels)) for cut, levels in zip(value["cuts"], value["levels"], strict=True)
+    ]
+    return [Patch(each, cut) for each, cut in zip(tensors, cuts, strict=True)], range(*value["batches"])
+
+
+def task_value(task: Task) -> Value:
+    """A task without the tensors of its patch."""
+    client = task.client
+    return {
+        "client": [client.id, client.tier, client.num_examples, client.slot],
+        "budget": {name: _plain(limit) for name, limit in client.budget.limits.items()},
+        "round": task.round,
+        "cut": cut_value(task.patch.cut),
+        "reply": [sorted(task.reply.names), cut_value(task.reply.cut), sorted(task.reply.partial)],
+        "seeds": str(task.seeds.root),
+        "action": task.action,
+        "slot": task.slot,
+        "memory": dict(task.memory),
+        "memory_round": task.memory_round,
+        "levels": levels_value(task.patch.cut),
+        "levels_are_new": task.levels is not None,
+    }
+
+
+def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
+    """The task of a value and the tensors of its patch."""
+    number, tier, num_examples, place = value["client"]
+    names, cut, partial = value["reply"]
+    levels = levels_of(value["levels"])
+    return Task(
+        client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
+        round=value["round"],
+        patch=Patch(dict(patch), cut_of(value["cut"], levels)),
+        reply=Reply(frozenset(names), cut_of(cut, levels), frozenset(partial)),
+        seeds=Seeds(int(value["seeds"])),
+        action=value["action"],
+        slot=value["slot"],
+        memory=value["memory"],
+        memory_round=value["memory_round"],
+        levels=levels if value["levels_are_new"] else None,
+    )
+
+
+def answer_value(answer: Answer) -> Value:
+    """An update, or why there is none."""
+    if isinstance(answer, Dropped):
+        return {"dropped": [answer.client, answer.round, answer.reason, answer.detail]}
+    return {
+        "update": [answer.client, answer.round, answer.base_round],
+        "weight": _plain(answer.weight),
+        "metrics": {name: _plain(metric) for name, metric in answer.metrics.items()},
+        "memory": dict(answer.memory),
+        "cut": cut_value(answer.patch.cut),
+        "values": dict(answer.patch.values),
+    }
+
+
+def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
+    """The answer of a value, to a task with this map of levels; whether it may be merged is for the server to check."""
+    if "dropped" in value:
+        return Dropped(*value["dropped"])
+    client, round, base_round = value["update"]
+    patch = Patch(value["values"], cut_of(value["cut"], levels))
+    return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])
+
+
+def cut_value(cut: Cut) -> list[Any]:
+    """Prefixes as their length, other units as a list; a mask by its level and the digest of its map."""
+    units = {group: len(u) if isinstance(u, range) else list(u) for group, u in cut.channels.items()}
+    mask = None if cut.mask is None else [cut.mask.level, cut.mask.levels.digest]
+    width = None if cut.width is None else str(cut.width)
+    return [units, cut.tag, mask, width, sorted(cut.absent)]
+
+
+def cut_of(value: list[Any], levels: Levels | None = None) -> Cut:
+    """The cut of a value; it says what the writer's cut said, checked or not. ``levels`` is the map of its mask."""
+    channels, tag, mask, share, absent = value
+    width = None if share is None else Fraction(share)
+    units = {g: range(u) if isinstance(u, int) else tuple(u) for g, u in channels.items()}
+    if mask is None:
+        return Cut(units, tag, None, width, frozenset(absent))
+    level, digest = mask
+    if levels is None or levels.digest != digest:
+        raise FedtailorError(f"a cut with a mask of the map {digest}, which did not travel with it")
+    return Cut(units, tag, Mask(levels, level), width, frozenset(absent))
+
+
+def levels_value(cut: Cut) -> dict[str, Tensor] | None:
+    """The map of a cut's mask."""
+    return None if cut.mask is None else dict(cut.mask.levels.maps)
+
+
+def levels_of(value: dict[str, Tensor] | None) -> Levels | None:
+    """The inverse of ``levels_value``."""
+    return None if value is None else Levels(value)
+
+
+def _plain(number: Any) -> Any:
+    """Exact numbers as text, and NumPy's as Python's: the wire knows no others."""
+    if isinstance(number, Fraction):
+        return str(number)
+    return float(number) if isinstance(number, float) else number

@@ -1,0 +1,259 @@
+"""Clients in worker processes, one PyTorch thread each: all cores, the same bits as in one process.
+
+start   → luggage (method, module, groups, data) in shared memory, once for all workers
+task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first
+worker  → method.perform → the answer in the wire format, in the mailbox
+a worker that dies → its task goes to another one, once; then the client counts as dropped
+evaluation → in the same way, in runs of batches
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_score
+from fedtailor.data.federated import FederatedData
+from fedtailor.data.partitions import Partition
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.engine import Answer
+from fedtailor.engines.workers.luggage import NotPortable, pack
+from fedtailor.engines.workers.messages import Job, Tensors, Value, answer_of, evaluation_value, task_value
+from fedtailor.engines.workers.process import Died, WorkerProcess
+from fedtailor.engines.workers.shared_memory import SharedMemory
+from fedtailor.engines.workers.worker import machine_settings
+from fedtailor.errors import FedtailorError, require
+from fedtailor.messages import Dropped, Task
+from fedtailor.method import Method
+
+TICK_SECONDS = 0.1  # how long the pool waits for an answer before it says that there is none yet
+TRIES = 2  # how often a task is given out before its client counts as dropped
+STARTS = 3  # workers in a row that may die before they are ready
+
+
+class WorkerPool:
+    """An engine of its own processes. Use it in a ``with`` block, or ``close`` it: no process is left behind."""
+
+    def __init__(self, method: Method, model: ElasticModel, data: FederatedData, workers: int) -> None:
+        require(workers >= 1, "engine.workers", workers, "at least 1")
+        self.method, self.model, self.data, self.count = method, model, data, workers
+        self._luggage = pack(luggage_for(method, model, data))
+        self._workers: list[WorkerProcess] = []
+        self._failed_starts = 0
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._luggage, os.getpid())
+
+    def start(self, wanted: int | None = None) -> None:
+        """Start what is missing of the workers, without waiting for them."""
+        if not self._finalizer.alive:
+            raise FedtailorError("this pool of workers is closed")
+        while len(self._workers) < min(self.count, self.count if wanted is None else wanted):
+            self._workers.append(WorkerProcess(self._luggage))
+
+    @property
+    def ready(self) -> bool:
+        """Whether any worker can be given a task. Does not wait."""
+        for worker in self._heard(0):
+            self._listen(worker)
+        return any(worker.ready for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes."""
+        return [worker.pid for worker in self._workers]
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
+        """One result per task, as they come; None when none came for a moment."""
+        shared: dict[int, Tensors] = {}  # of one patch that many tasks carry, the tensors are sent once
+        jobs = [
+            Job(
+                shared.setdefault(id(task.patch), [dict(task.patch.values)]),
+                task_value(task), self._effort(task), task,
+            )
+            for task in tasks
+        ]  # fmt: skip
+        for done in self._work(jobs):
+            if done is None or done[0].task is None:
+                yield None
+                continue
+            task, result = done[0].task, done[1]
+            if isinstance(result, Lost):
+                yield Dropped(task.client.id, task.round, "worker-died", result.cause)
+            else:
+                mask = task.patch.cut.mask
+                yield answer_of(result, None if mask is None else mask.levels)
+
+    def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
+        """Loss and metrics of each on the test examples, the batches of which are shared out between the workers."""
+        test, jobs = self.data.test, list[Job]()
+        places: dict[int, tuple[int, range]] = {}
+        for number, patches in enumerate(deployed):
+            tensors = [dict(patch.values) for patch in patches]
+            effort = sum(self.model.cost(patch.cut).macs for patch in patches)
+            for batches in _shares(batches_of(test), self.count):
+                job = Job(tensors, evaluation_value(patches, batches), effort * len(batches))
+                places[id(job)] = number, batches
+                jobs.append(job)
+        scores: list[dict[int, Score]] = [{} for _ in deployed]
+        for done in self._work(jobs):
+            if done is None:
+                continue
+            number, batches = places[id(done[0])]
+            if isinstance(done[1], Lost):  # twice: in this process it can only fail with a message
+                found = batch_scores(self.model, deployed[number], test, batches)
+            else:
+                found = [(count, values) for count, values in done[1]["scores"]]
+            scores[number].update(zip(batches, found, strict=True))
+        return [mean_score(each[batch] for batch in sorted(each)) for each in scores]
+
+    def _work(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Value | Lost] | None]:
+        """Every job with what came of it, as they come; None when nothing came for a moment."""
+        waiting = deque(sorted(jobs, key=lambda job: job.effort, reverse=True))
+        tries: Counter[int] = Counter()
+        try:
+            while waiting or self._busy():
+                self.start(len(waiting) + len(self._busy()))
+                self._give_out(waiting, tries)
+                heard = self._heard(TICK_SECONDS)
+                if not heard:
+                    yield None
+                for worker in heard or self._workers.copy():
+                    job = worker.job
+                    result = self._listen(worker) if heard else self._look_after(worker)
+                    if job is None or result is None:
+                        continue
+                    if isinstance(result, Lost) and tries[id(job)] < TRIES:
+                        waiting.appendleft(job)
+                    else:
+                        yield job, result
+        finally:
+            # Whoever is still at work was given up by the caller: nobody will listen to the answer.
+            for worker in self._busy():
+                self._remove(worker)
+
+    def close(self) -> None:
+        """End all processes and free their memory."""
+        self._finalizer()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _effort(self, task: Task) -> int:
+        """How long a task takes, compared with others: a long one that starts last is what everyone waits for."""
+        train = task.action == "train"
+        cost = self.method.work(task, self.model) if train else self.model.cost(task.patch.cut)
+        return cost.macs * task.client.num_examples
+
+    def _busy(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.job is not None]
+
+    def _heard(self, seconds: float) -> list[WorkerProcess]:
+        """The workers that have said something, or hung up."""
+        return wait(self._workers, seconds)  # type: ignore[arg-type, return-value]
+
+    def _give_out(self, waiting: deque[Job], tries: Counter[int]) -> None:
+        for worker in self._workers.copy():
+            if waiting and worker.ready and worker.job is None:
+                try:
+                    worker.give(waiting[0])
+                except Died:  # before it was given anything
+                    self._remove(worker)
+                else:
+                    tries[id(waiting.popleft())] += 1
+
+    def _listen(self, worker: WorkerProcess) -> Value | Lost | None:
+        try:
+            answer = worker.receive()
+        except Died as error:
+            return self._lost(worker, str(error))
+        if worker.ready:
+            self._failed_starts = 0
+        return answer
+
+    def _look_after(self, worker: WorkerProcess) -> Lost | None:
+        try:
+            worker.check_life()
+        except Died as error:
+            return self._lost(worker, str(error))
+        return None
+
+    def _lost(self, worker: WorkerProcess, reason: str) -> Lost:
+        cause = f"{reason} ({worker.cause()})"
+        self._remove(worker)
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS:
+                raise NotPortable(f"{STARTS} worker processes in a row ended before they were ready: {cause}")
+        return Lost(cause)
+
+    def _remove(self, worker: WorkerProcess) -> None:
+        self._workers.remove(worker)
+        worker.end()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker is gone, and with it what it was at."""
+
+    cause: str
+
+
+def _shares(batches: range, count: int) -> list[range]:
+    """Batches in as many runs as there are workers, of nearly equal length.
+
+    >>> _shares(range(5), 2)
+    [range(0, 2), range(2, 5)]
+    """
+    edges = [len(batches) * number // count for number in range(count + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(edges) if first < last]
+
+
+def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dict[str, Any]:
+    """What a worker needs to do tasks: the arguments of ``workshop_of``, and how PyTorch is set up here."""
+    if os.name != "posix" or not sys.executable:
+        raise NotPortable("worker processes need a POSIX system and a Python executable to start")
+    devices = {tensor.device for tensor in (*model.module.parameters(), *model.module.buffers())}
+    if any(device.type != "cpu" for device in devices):
+        raise NotPortable(f"device = {', '.join(map(str, devices))}: worker processes run on the CPU")
+    tests = data.tests
+    return {
+        "method": method,
+        "module": model.module,
+        "groups": model.groups,
+        "network": model.network,
+        "example": model.example,
+        "objective": model.objective,
+        "examples": data.train,
+        "test": data.test,
+        "partition": _places(data.partition),
+        "tests": None if tests is None else (tests.examples, *_places(tests.partition)),
+        "machine": machine_settings(),
+    }
+
+
+def _places(partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(partition.order), torch.from_numpy(partition.offsets)
+
+
+def _end(workers: list[WorkerProcess], luggage: SharedMemory, owner: int) -> None:
+    """What ``close`` does. A forked copy of the owner must not end the owner's workers."""
+    if os.getpid() != owner:
+        return
+    while workers:
+        workers.pop().end()
+    luggage.close()

@@ -1,0 +1,171 @@
+"""A worker process: it builds the model once, then does one task after the other until its parent is gone.
+
+    parent → worker    number of the job | bytes of its tensors | bytes of the rest      both in the mailbox
+    worker → parent    kind | where the answer starts | its bytes                        in the mailbox too
+
+Only these three numbers go through the socket, so neither side ever waits for the other to read.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import sys
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fedtailor.client.evaluate import batch_scores
+from fedtailor.data.batches import Batch, Examples
+from fedtailor.data.federated import Parts
+from fedtailor.data.partitions import Partition
+from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.tracing.rewrite import SizedGraph
+from fedtailor.engines.engine import answer_to
+from fedtailor.engines.workers.lifeline import hold
+from fedtailor.engines.workers.luggage import unpack
+from fedtailor.engines.workers.messages import Tensors, Value, answer_value, evaluation_of, task_of
+from fedtailor.engines.workers.shared_memory import LINE, SharedMemory, aligned
+from fedtailor.errors import FedtailorError
+from fedtailor.method import Method
+from fedtailor.objective import Objective
+from fedtailor.storage.wire import decode, encode
+
+SIGNAL = struct.Struct("<QQQ")
+READY, ANSWER, FAILED = range(3)
+START = LINE  # of the first message in a mailbox; the line before it is for signs of life
+
+Machine = dict[str, Any]
+
+
+def machine_settings() -> Machine:
+    """What PyTorch is told once per process and what changes the bits of a result."""
+    return {
+        "threads": torch.get_num_threads(),
+        "default_dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+    }
+
+
+def apply_settings(settings: Machine) -> None:
+    """Make this process compute as the one that the settings are from."""
+    torch.set_num_threads(settings["threads"])
+    torch.set_num_interop_threads(1)
+    torch.set_default_dtype(settings["default_dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.set_float32_matmul_precision(settings["matmul_precision"])
+    torch.backends.mkldnn.enabled = settings["mkldnn"]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """All that a job needs, except for the job itself."""
+
+    method: Method
+    model: ElasticModel
+    clients: Parts
+    test: Examples
+    tests: Parts | None = None  # the clients' own test examples
+
+    def do(self, rest: Value, tensors: Tensors) -> Value:
+        """What a job asks for."""
+        if "batches" in rest:
+            patches, batches = evaluation_of(rest, tensors)
+            scores = batch_scores(self.model, patches, self.test, batches)
+            return {"scores": [[count, values] for count, values in scores]}
+        task = task_of(rest, tensors[0])
+        data = self.clients.examples_for(task.client.id, task.action, self.tests, self.test)
+        return answer_value(answer_to(task, self.method, data, self.model))
+
+
+def workshop_of(
+    method: Method,
+    module: torch.nn.Module,
+    groups: ChannelGroups,
+    network: SizedGraph | None,
+    example: Batch,
+    objective: Objective,
+    examples: Examples,
+    test: Examples,
+    partition: tuple[torch.Tensor, torch.Tensor],
+    tests: tuple[Examples, torch.Tensor, torch.Tensor] | None = None,
+) -> Workshop:
+    """Build the model; it was traced in the parent, and its groups are plain data."""
+    model = ElasticModel(module, groups, example, objective, network=network)
+    own = None if tests is None else _parts(*tests)
+    return Workshop(method, model, _parts(examples, *partition), test, own)
+
+
+def _parts(examples: Examples, order: torch.Tensor, offsets: torch.Tensor) -> Parts:
+    return Parts(examples, Partition(order.numpy(), offsets.numpy()))
+
+
+class Desk:
+    """Where a worker gets its tasks and puts its answers."""
+
+    def __init__(self, line: socket.socket, mailbox: SharedMemory) -> None:
+        self._line, self._mailbox = line, mailbox
+        self._free = START
+
+    def next_job(self) -> tuple[int, Value, Tensors] | None:
+        """The number of the next job, what is to be done, and with which tensors; None when the parent has hung up."""
+        received = b""
+        while len(received) < SIGNAL.size:
+            more = self._line.recv(SIGNAL.size - len(received))
+            if not more:
+                return None
+            received += more
+        number, tensor_bytes, rest_bytes = SIGNAL.unpack(received)
+        rest = aligned(START + tensor_bytes)
+        self._free = aligned(rest + rest_bytes)
+        with self._mailbox.view(self._free) as view:
+            tensors = decode(view[START : START + tensor_bytes])
+            return number, decode(view[rest : rest + rest_bytes]), tensors
+
+    def put(self, kind: int, value: Any) -> None:
+        """Leave a value for the parent."""
+        end = self._mailbox.write(self._free, encode(value))
+        self._line.sendall(SIGNAL.pack(kind, self._free, end - self._free))
+
+
+def report_failure(
+    desk: Desk, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Tell the parent why this process ends: a mistake in the user's code is shown there, as without workers.
+
+    A lack of memory is the machine's mistake: to the parent that is a worker that died.
+    """
+    if issubclass(kind, FedtailorError):
+        desk.put(FAILED, str(error))
+    elif issubclass(kind, Exception) and not issubclass(kind, ConnectionError) and not _is_exhaustion(error):
+        desk.put(FAILED, "".join(traceback.format_exception(kind, error, trace)).strip())
+
+
+def _is_exhaustion(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)  # how PyTorch says it
+
+
+def main() -> None:
+    """The life of a worker; ``sys.argv`` holds the numbers of what it has inherited."""
+    line_number, mailbox_number, luggage_number, parent, by_signal = (int(text) for text in sys.argv[2:])
+    mailbox = SharedMemory(descriptor=mailbox_number)
+    hold(parent, mailbox, by_signal=bool(by_signal))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    desk = Desk(socket.socket(fileno=line_number), mailbox)
+    sys.excepthook = lambda kind, error, trace: report_failure(desk, kind, error, trace)
+    luggage = SharedMemory(descriptor=luggage_number)
+    parts = unpack(luggage)
+    apply_settings(parts.pop("machine"))
+    workshop = workshop_of(**parts)
+    desk.put(READY, None)
+    while (given := desk.next_job()) is not None:
+        number, rest, tensors = given
+        desk.put(ANSWER, [number, workshop.do(rest, tensors)])

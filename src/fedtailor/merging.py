@@ -1,0 +1,89 @@
+"""The one merge rule: every coordinate is the weighted mean over the clients that sent it.
+
+    w'[c] = sum_i a_i * w_i[c] / sum_i a_i   over the clients i that hold coordinate c;   w'[c] = w[c] if none does
+
+Sums run in float64 and in the order of client ids, with one division and one cast at the end, so the result does not
+depend on the order in which updates arrived, and one client's own bits come back unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedtailor.elasticity.cutting.patch import WHOLE, Where, scatter_index
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.pieces import Weights
+from fedtailor.messages import Update
+
+
+def by_samples(update: Update) -> float:
+    """FedAvg's weight: the number of examples."""
+    return update.weight
+
+
+def by_count(update: Update) -> float:  # noqa: ARG001
+    """HeteroFL's weight: every client counts the same."""
+    return 1.0
+
+
+WEIGHTINGS: dict[str, Callable[[Update], float]] = {"samples": by_samples, "count": by_count}
+
+
+def holder_mean(
+    weights: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    model: ElasticModel,
+    weight: Callable[[Update], float] = by_samples,
+) -> Weights:
+    """Merge updates into the global weights; coordinates that nobody sent keep their bits."""
+    merged = dict(weights)
+    # An update of weight zero is left out: adding 0.0 would turn a lone -0.0 into 0.0, and 0 * inf is NaN.
+    ordered = sorted((update for update in updates if weight(update) > 0), key=lambda update: update.client)
+    tables = [model.table(update.patch.cut) for update in ordered]
+    for name in sorted({name for update in ordered for name in update.patch.values}):
+        parts = [
+            (table.get(name), update.patch.values[name], weight(update))
+            for update, table in zip(ordered, tables, strict=True)
+            if name in update.patch.values
+        ]
+        merged[name] = mean_over_holders(weights.get(name), parts)
+    return merged
+
+
+def mean_over_holders(old: Tensor | None, parts: Sequence[tuple[Where | None, Tensor, float]]) -> Tensor:
+    """One tensor: ``parts`` are (where, values, weight above 0); without ``where``, values fill the whole tensor."""
+    first = parts[0][1]
+    dtype, shape = first.dtype, old.shape if old is not None else first.shape
+    # Minus zero is the neutral element of floating-point addition: it keeps the sign of a lone client's -0.0.
+    total = torch.full(shape, -0.0, dtype=torch.float64, device=first.device)
+    weight = torch.zeros(shape, dtype=torch.float64, device=first.device)
+    for where, values, share in parts:
+        _add(total, where, values.double() * share)
+        _add(weight, where, share)
+    held = weight > 0
+    mean = total / torch.where(held, weight, 1.0)
+    merged = mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
+    if dtype == torch.float64 or not dtype.is_floating_point:
+        merged = _keep_lone_values(merged, parts)
+    return torch.where(held, merged, old) if old is not None else merged
+
+
+def _keep_lone_values(merged: Tensor, parts: Sequence[tuple[Where | None, Tensor, float]]) -> Tensor:
+    """Float32 survives multiplying and dividing in float64; wider types need their lone holder's value itself."""
+    raw = torch.full_like(merged, -0.0 if merged.dtype.is_floating_point else 0)
+    holders = torch.zeros(merged.shape, dtype=torch.int32, device=merged.device)
+    for where, values, _share in parts:
+        _add(raw, where, values)
+        _add(holders, where, 1)
+    return torch.where(holders == 1, raw, merged)
+
+
+def _add(tensor: Tensor, where: Where | None, values: Tensor | float) -> None:
+    view, mesh = scatter_index(tensor, where if where is not None else (WHOLE,) * tensor.dim())
+    if mesh:
+        view[mesh] = view[mesh] + values
+    else:
+        view.add_(values)

@@ -1,0 +1,106 @@
+"""The messages of one round: what the server sends, what a client returns, and what the server remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.levels import Levels
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.seeds import Seeds
+
+Action = Literal["train", "calibrate", "evaluate", "search"]
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A device as the server knows it in one round; tier and budget may change from round to round."""
+
+    id: int
+    tier: str
+    budget: Budget
+    num_examples: int
+    slot: int = 0  # position in this round's cohort
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The lease: what the answer to a task must look like. Anything else is refused before it reaches arithmetic."""
+
+    names: frozenset[str]  # the tensors that come back
+    cut: Cut  # their address
+    partial: frozenset[str] = frozenset()  # groups of which the client may credit fewer units (label rows)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Server to client: do this, with this piece of the model."""
+
+    client: Client
+    round: int
+    patch: Patch
+    reply: Reply
+    seeds: Seeds
+    action: Action = "train"
+    slot: int = 0  # position in the cohort
+    memory: dict[str, Tensor] = field(default_factory=dict)  # what the client kept for itself
+    memory_round: int = -1  # the round in which it kept it
+    levels: Levels | None = None  # the map of its masks, where it has not been sent to this client before
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel to the client, without the header."""
+        return self.patch.nbytes + (0 if self.levels is None else self.levels.nbytes)
+
+
+@dataclass(frozen=True)
+class Update:
+    """Client to server: the piece after the work, and how much it counts."""
+
+    client: int
+    round: int
+    base_round: int  # the round of the weights that the work started from
+    patch: Patch
+    weight: float  # the number of examples (or batches) behind the values
+    metrics: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client that gave no usable update: a value, not an exception, because the round goes on."""
+
+    client: int
+    round: int
+    reason: str  # a short code: ``diverged``, ``non-finite``, ``wrong-shape`` ...
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that a method carries from round to round.
+
+    What ``memory["row"]`` holds, plain values by name, is written into the metrics row of every round.
+    """
+
+    round: int
+    weights: dict[str, Tensor]
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What a device is given in the end: one piece of the model, or several whose outputs are averaged."""
+
+    patches: tuple[Patch, ...]
+
+    @property
+    def cut(self) -> Cut:
+        """The address of the first piece."""
+        return self.patches[0].cut

@@ -1,0 +1,3 @@
+"""FjORD: ordered dropout."""
+
+from fedtailor.methods.fjord import fjord as fjord

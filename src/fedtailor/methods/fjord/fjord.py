@@ -1,0 +1,230 @@
+"""FjORD: every local step trains one of the nested widths that the device can afford (ordered dropout).
+
+Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane, "FjORD: Fair and Accurate Federated Learning under
+heterogeneous targets with Ordered Dropout", NeurIPS 2021. Symbols: P = ``widths``, D_P = ``probabilities``,
+p_max = the largest width of P within a client's budget, F_p = the first ceil(p K) units of every layer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any, ClassVar, Literal, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from torch import Tensor
+
+from fedtailor.data.batches import Batch
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.cost import Cost
+from fedtailor.elasticity.costing.expected import allowed_macs
+from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit_among
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, kept, prefix
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running import norm
+from fedtailor.elasticity.running.norm import Policy
+from fedtailor.errors import FedtailorError, require
+from fedtailor.messages import Client, Reply, ServerState, Task
+from fedtailor.method import Method
+from fedtailor.methods.fjord.shares import mean_shares
+from fedtailor.methods.registry import register
+from fedtailor.objective import distillation_loss
+from fedtailor.seeds import Seeds
+
+# What ``shares_at`` found for a model, as long as that lives.
+_SHARES: WeakKeyDictionary[ElasticModel, dict[tuple[FjORD, Budget], tuple[float, ...]]] = WeakKeyDictionary()
+
+
+@register("fjord")
+@dataclass(frozen=True)
+class FjORD(Method):
+    """Ordered dropout: one width p <= p_max per step, and the p_max network teaches the smaller ones.
+
+    What a client returns is credited by capacity: the whole prefix p_max, whichever widths its steps drew.
+    """
+
+    inactive: ClassVar[Literal["held", "active"]] = "held"  # the authors decay all that a client holds
+
+    # A step with distillation runs two networks: it may take more memory and time than the cut alone.
+    honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS - {"memory", "step_time"}
+
+    norm: Policy = "per_width"
+    widths: str | tuple[WidthLike, ...] = "uniform-5"  # P: uniform-k for 1/k, 2/k ... 1, or a list
+    probabilities: tuple[float, ...] = ()  # D_P, one for each width; none: all alike
+    distillation: bool = True  # the p_max network runs in every step and teaches the drawn one
+    alpha: float = 1.0  # the student learns from the teacher (1), from the labels (0), or from both
+    temperature: float = 1.0  # T, softens both answers in distillation
+    per_layer: bool = False  # draw a width for every channel group instead of one for all
+    slice_embeddings: bool = False  # the paper keeps all columns of embeddings
+    mean_budget: bool = False  # a budget of MACs limits the mean over the drawn widths, not the largest one
+    random_drop: float = 0.0  # FjORD + eFD: d, the cap on random dropout in the next larger width; 0: off
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "widths", as_candidates(self.widths))
+        count = len(self.candidates)
+        fine = len(self.probabilities) in (0, count) and all(0 < share <= 1 for share in self.probabilities)
+        expected = f"one number above 0 for each of the {count} widths, or none"
+        require(fine, "method.probabilities", self.probabilities, expected)
+        require(0 <= self.alpha <= 1, "method.alpha", self.alpha, "a number from 0 to 1")
+        require(
+            0 < self.temperature < float("inf"), "method.temperature", self.temperature, "a number above 0"
+        )
+        require(0 <= self.random_drop < 1, "method.random_drop", self.random_drop, "at least 0 and below 1")
+        if self.per_layer and self.random_drop:
+            raise FedtailorError("method.per_layer and method.random_drop: expected at most one of them")
+        if self.mean_budget and (
+            self.distillation or self.per_layer or self.random_drop or self.probabilities
+        ):
+            raise FedtailorError(
+                "method.mean_budget: expected plain draws of one width; set method.distillation = false and leave "
+                "probabilities, per_layer and random_drop as they are"
+            )
+        if self.per_layer and self.norm == "per_width":
+            raise FedtailorError(
+                "method.per_layer: networks of mixed widths have no statistics of one width; set method.norm = 'static'"
+            )
+
+    @property
+    def candidates(self) -> tuple[Fraction, ...]:
+        """P, ascending."""
+        return cast(tuple[Fraction, ...], self.widths)
+
+    def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
+        """F_p: the prefix of every group, except the columns of embeddings."""
+        cut = prefix(model.groups, width, self.align)
+        if self.slice_embeddings or not model.embedded:
+            return cut
+        sliced = {group: units for group, units in cut.channels.items() if group not in model.embedded}
+        return Cut.of(model.groups, sliced, cut.tag, cut.width)
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        """F_p of the largest width of P that the budget allows: other widths have never been trained."""
+        if self.mean_budget and budget.macs is not None:
+            shares = self.shares_at(budget, model)
+            return self.cut_at(
+                max(w for w, share in zip(self.candidates, shares, strict=True) if share), model
+            )
+        return fit_among(model.costs, budget, self.candidates, lambda width: self.cut_at(width, model))
+
+    def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
+        """The prefix p_max; with random dropout also the units that were drawn from the next larger width."""
+        own = self.cut_for(client.budget, model)
+        beyond = self.random_cut(client, state.round, model, seeds)
+        if beyond is None:
+            return own
+        units = {group: {*own.channels[group], *beyond.channels[group]} for group in beyond.channels}
+        return Cut.of(
+            model.groups, {group: sorted(each) for group, each in units.items()}, f"{own.tag}+", own.width
+        )
+
+    def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
+        """The statistics of every width that the client may run travel with its weights."""
+        cut = self.select(state, client, model, seeds)
+        patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
+        inside = [self.cut_at(width, model) for width in self.candidates if width <= largest_width(cut)]
+        patch = norm.with_statistics(model, patch, state.weights, self.norm, inside)
+        return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
+
+    def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
+        """The teacher F_p_max and the student F_p, p ~ D_P given p <= p_max; the student alone without distillation."""
+        largest = largest_width(task.patch.cut)
+        admissible = [width for width in self.candidates if width <= largest]
+        beyond = self.random_cut(task.client, task.round, model, task.seeds)
+        # With random dropout the next larger width of P may be drawn as well.
+        drawable = self.candidates[: len(admissible) + (beyond is not None)]
+        generator = task.seeds.numpy("width", client=task.client.id, round=task.round, step=step)
+        if self.per_layer:
+            student = self._mixed_cut(admissible, generator, model)
+        else:
+            width = self._draw(drawable, generator, self._shares(task, model))
+            if beyond is not None and width > largest:
+                return [beyond]
+            student = self.cut_at(width, model)
+        if not self.distillation or len(admissible) == 1:
+            return [student]
+        teacher = self.cut_at(largest, model)
+        # A student as wide as its teacher has nothing to learn from it: with alpha = 1 its gradient is zero.
+        return [student] if student == teacher and self.alpha == 1 else [teacher, student]
+
+    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
+        """CE(teacher, labels) + (1 - alpha) CE(student, labels) + alpha CE(student, teacher); both passes count."""
+        if len(outputs) == 1:
+            return super().loss(outputs, batch, task, model)
+        teacher, student = outputs
+        total = model.objective.loss(teacher, batch)
+        if self.alpha > 0:
+            total = total + self.alpha * distillation_loss(student, teacher, self.temperature)
+        if self.alpha < 1:
+            total = total + (1 - self.alpha) * model.objective.loss(student, batch)
+        return total
+
+    def work(self, task: Task, model: ElasticModel) -> Cost:
+        """The mean over the client's steps, teachers included: the draws are derived, so the server knows them."""
+        steps = self.local.steps_for(task.client.num_examples)
+        passes = [model.cost(cut).macs for step in range(steps) for cut in self.step_cuts(task, step, model)]
+        held = model.cost(task.patch.cut)
+        return Cost(held.params, 3 * sum(passes) // steps, held.bytes)
+
+    def random_cut(self, client: Client, round: int, model: ElasticModel, seeds: Seeds) -> Cut | None:
+        """FjORD + eFD: random units of the next larger width, the same for all steps of a client's round.
+
+        A share of max(1 - d, p_max / p) of F_p's units is kept: where the cap d binds, that is more than p_max allows.
+        """
+        if self.random_drop == 0:
+            return None
+        own = largest_width(self.cut_for(client.budget, model))
+        larger = [width for width in self.candidates if width > own]
+        if not larger:
+            return None
+        share = max(1 - Fraction(f"{self.random_drop:.12g}"), own / larger[0])
+        whole, channels = self.cut_at(larger[0], model), {}
+        for group in self.cut_at(own, model).channels:
+            units = whole.count(group, model.groups.counts[group])
+            generator = seeds.numpy(f"random drop {group}", client=client.id, round=round)
+            channels[group] = np.sort(generator.choice(units, kept(share, units), replace=False)).tolist()
+        return Cut.of(model.groups, channels)
+
+    def _mixed_cut(
+        self, widths: Sequence[Fraction], generator: np.random.Generator, model: ElasticModel
+    ) -> Cut:
+        sliced = self.cut_at(self.candidates[0], model).channels
+        drawn = {group: self._draw(widths, generator) for group in sliced}
+        counts = {
+            group: kept(width, model.groups.counts[group], self.align) for group, width in drawn.items()
+        }
+        return Cut.of(model.groups, {group: range(count) for group, count in counts.items()})
+
+    def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
+        """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""
+        found = _SHARES.setdefault(model, {})
+        if (self, budget) not in found:  # a client's steps all ask the same
+            costs = [float(model.cost(self.cut_at(width, model)).macs) for width in self.candidates]
+            found[self, budget] = mean_shares(costs, allowed_macs(model.costs, budget), budget)
+        return found[self, budget]
+
+    def _shares(self, task: Task, model: ElasticModel) -> Sequence[float]:
+        budget = task.client.budget
+        return self.shares_at(budget, model) if self.mean_budget and budget.macs else self.probabilities
+
+    def _draw(
+        self,
+        widths: Sequence[Fraction],
+        generator: np.random.Generator,
+        shares: Sequence[float] | None = None,
+    ) -> Fraction:
+        """One of the first widths of P, with the probabilities of D_P given that it is one of them."""
+        weights = self.probabilities if shares is None else shares
+        bounds = list(accumulate(weights[: len(widths)] or [1.0] * len(widths)))
+        return widths[bisect(bounds, generator.random() * bounds[-1], hi=len(widths) - 1)]
+
+
+def largest_width(cut: Cut) -> Fraction:
+    """p_max of the client that holds a cut."""
+    assert cut.width is not None, "every cut of FjORD is made by a width"
+    return cut.width

@@ -1,0 +1,229 @@
+"""FLANC: every width is composed from one neural basis that all clients train, and coefficients of its own.
+
+Mei, Guo, Zhou, Patel, "Resource-Adaptive Federated Learning with All-In-One Neural Composition", NeurIPS 2022.
+Symbols: P = ``widths``, p a width of P, V = the basis of a layer (R2 vectors, each for R1 inputs), U_p = the
+coefficients of width p, lambda = ``strength``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from fedtailor.data.batches import Batch
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.cost import Cost
+from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit_among
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.names import plain, tagged
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, as_width, prefix
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.pieces import Weights
+from fedtailor.errors import require, unknown
+from fedtailor.messages import Client, Deployed, Reply, ServerState, Task
+from fedtailor.method import Method
+from fedtailor.methods.flanc.composition import (
+    compose,
+    fitted_coefficients,
+    gram,
+    orthogonality,
+    principal_basis,
+    two_step,
+)
+from fedtailor.methods.flanc.plan import Composed, Form, Plan, Recipe, plan
+from fedtailor.methods.registry import register
+from fedtailor.seeds import Seeds
+
+REGULARISERS = ("mean", "norm", "off")
+FORMS = ("cheaper", "composed", "two_step")
+
+
+@dataclass(frozen=True)
+class Regularised:
+    """A network's output, and what the regulariser says about the bases it was composed from."""
+
+    output: Any
+    penalty: Tensor | None
+
+
+@register("flanc")
+@dataclass(frozen=True)
+class FLANC(Method):
+    """All-in-one neural composition: V is shared by all clients, everything else by the clients of one width.
+
+    ``conv1.weight@basis`` is V of a layer, ``conv1.weight@coefficients@1/4`` its U_p, and ``bn1.weight@1/4`` a tensor
+    that is not composed. So the one merge rule takes V over all participants, the rest over those of a width, and a
+    width without participants keeps its bits.
+    """
+
+    policies: ClassVar[tuple[Policy, ...]] = ("averaged",)  # each width has statistics of its own anyway
+
+    # The two-step form holds (S / R1) R2 channels between its steps, often more than the layer itself.
+    honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS - {"memory", "step_time"}
+
+    widths: str | tuple[WidthLike, ...] = "uniform-4"  # P: uniform-k for 1/k, 2/k ... 1, or a list
+    input_share: WidthLike = (
+        0.125  # R1, of a full layer's inputs; rounded to what divides every width's inputs
+    )
+    output_share: WidthLike = 0.25  # R2, of a full layer's outputs
+    ranks: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # R1 and R2 of single weights; 0, 0: private
+    regulariser: Literal["mean", "norm", "off"] = "mean"  # of the squared Gram errors: the mean, or their sum
+    strength: float = 10.0  # lambda
+    biases: bool = True  # composed layers keep biases, private to each width; the authors' code has none
+    form: Literal["cheaper", "composed", "two_step"] = "cheaper"  # how composed layers run in training
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "widths", as_candidates(self.widths))
+        for name in ("input_share", "output_share"):
+            object.__setattr__(self, name, as_width(getattr(self, name), f"method.{name}"))
+        if self.regulariser not in REGULARISERS:
+            raise unknown("regulariser", self.regulariser, REGULARISERS)
+        if self.form not in FORMS:
+            raise unknown("form", self.form, FORMS)
+        require(0 <= self.strength < float("inf"), "method.strength", self.strength, "at least 0")
+
+    @property
+    def candidates(self) -> tuple[Fraction, ...]:
+        """P, ascending."""
+        return cast(tuple[Fraction, ...], self.widths)
+
+    def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
+        """The sizes of width p."""
+        return prefix(model.groups, width, self.align)
+
+    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+        """The largest width of P that the budget allows: other widths have no coefficients."""
+        self.plan(model)  # what cannot be composed is refused before the run starts
+        return fit_among(model.costs, budget, self.candidates, lambda width: self.cut_at(width, model))
+
+    def plan(self, model: ElasticModel) -> Plan:
+        """What is composed and what is not."""
+        recipe = Recipe(
+            self.candidates, self.align, cast(Fraction, self.input_share), cast(Fraction, self.output_share),
+            tuple(sorted((name, (first, second)) for name, (first, second) in self.ranks.items())),
+            orthogonal=self.regulariser != "off", biases=self.biases,
+        )  # fmt: skip
+        return plan(model, recipe)
+
+    def init(self, model: ElasticModel) -> ServerState:
+        """V spans most of the module's own weights, U_p fits them at width p; the rest is cut from the module."""
+        start, values = model.weights(), dict[str, Tensor]()
+        for each in self.plan(model).composed:
+            values[basis_of(each)] = principal_basis(start[each.tensor], each.fragment, each.bases)
+        for width in self.candidates:
+            cut = self.cut_at(width, model)
+            own = model.cut(start, cut).values
+            values |= {tagged(name, cut.tag): own[name] for name in self.plan(model).private}
+            for each in self.plan(model).composed:
+                inputs = start[each.tensor].shape[1]
+                fitted = fitted_coefficients(own[each.tensor], values[basis_of(each)], inputs)
+                values[coefficients_of(each, cut)] = fitted
+        return ServerState(0, values)
+
+    def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
+        """V, and U_p and the private tensors of the client's width."""
+        cut, plan = self.cut_for(client.budget, model), self.plan(model)
+        names = [name for each in plan.composed for name in (basis_of(each), coefficients_of(each, cut))]
+        names += [tagged(name, cut.tag) for name in plan.private]
+        values = {name: state.weights[name] for name in names}
+        return Task(client, state.round, Patch(values, cut), Reply(frozenset(values), cut), seeds)
+
+    def forward(
+        self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
+    ) -> Regularised:
+        values, steps = self._plain(weights, cut, model), {}
+        for each in self.plan(model).composed:
+            basis, coefficients = weights[basis_of(each)], weights[coefficients_of(each, cut)]
+            if self._form(each, cut, model) == "composed":
+                values[each.tensor] = compose(basis, coefficients)
+            else:
+                bias = values[each.biases[0]] if each.biases else None
+                layer = model.shell(cut).get_submodule(each.layer)
+                steps[each.layer] = partial(two_step, layer, basis, coefficients, bias)
+        output = model.forward(values, cut, batch, mode="train", replace=steps)
+        return Regularised(output, self.penalty(weights, model))
+
+    def penalty(self, weights: Mapping[str, Tensor], model: ElasticModel) -> Tensor | None:
+        """lambda * sum over layers of the squared error of V V^T against the identity."""
+        if self.regulariser == "off":
+            return None
+        bases = [weights[basis_of(each)] for each in self.plan(model).composed]
+        return self.strength * torch.stack([orthogonality(basis, self.regulariser) for basis in bases]).sum()
+
+    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
+        (answer,) = cast(list[Regularised], outputs)  # every step runs one network
+        loss = super().loss([answer.output], batch, task, model)
+        return loss if answer.penalty is None else loss + answer.penalty
+
+    def work(self, task: Task, model: ElasticModel) -> Cost:
+        """The layers as they are computed; parameters and bytes are those of V, U_p and what is private."""
+        cut, cost = task.patch.cut, super().work(task, model)
+        saved = 0
+        for each in self.plan(model).composed:
+            outputs, inputs = model.shape(each.tensor, cut)[:2]
+            dense = (each.positions or 0) * outputs * inputs * torch.Size(each.kernel).numel()
+            batch, form = self.local.batch_size, self._form(each, cut, model)
+            saved += 3 * (dense - each.macs(form, outputs, inputs, batch))
+        values = task.patch.values.items()
+        params = sum(value.numel() for name, value in values if plain(name) in model.parameters)
+        return replace(cost, params=params, macs=cost.macs - saved, bytes=task.patch.nbytes)
+
+    @torch.no_grad()
+    def deploy(
+        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
+    ) -> Deployed:
+        """The composed network: the user's own layers, nothing else."""
+        cut = self.cut_for(budget, model)
+        values = {name: value.clone() for name, value in self._plain(state.weights, cut, model).items()}
+        for each in self.plan(model).composed:
+            basis, coefficients = state.weights[basis_of(each)], state.weights[coefficients_of(each, cut)]
+            values[each.tensor] = compose(basis, coefficients)
+        return Deployed((Patch(values, cut),))
+
+    @torch.no_grad()
+    def diagnostics(self, state: ServerState, model: ElasticModel) -> Weights:
+        """The paper's figures 5 and 6: V V^T, and the mean absolute coefficient of every fragment (column of U_p)."""
+        found: Weights = {}
+        for each in self.plan(model).composed:
+            found[f"gram/{each.tensor}"] = gram(state.weights[basis_of(each)])
+            for width in self.candidates:
+                coefficients = state.weights[coefficients_of(each, self.cut_at(width, model))]
+                means = coefficients.reshape(-1, each.bases).abs().mean(1)
+                found[f"coefficients/{each.tensor}/{width}"] = means
+        return found
+
+    def _plain(self, weights: Mapping[str, Tensor], cut: Cut, model: ElasticModel) -> Weights:
+        """The private tensors of a width under the module's own names; absent biases are zero."""
+        plan = self.plan(model)
+        values = {name: weights[tagged(name, cut.tag)] for name in plan.private}
+        like = weights[basis_of(plan.composed[0])]
+        return values | {name: like.new_zeros(model.shape(name, cut)) for name in plan.absent}
+
+    def _form(self, each: Composed, cut: Cut, model: ElasticModel) -> Form:
+        if each.positions is None:
+            return "composed"
+        if self.form != "cheaper":
+            return self.form
+        outputs, inputs = model.shape(each.tensor, cut)[:2]
+        return each.cheaper(outputs, inputs, self.local.batch_size)
+
+
+def basis_of(each: Composed) -> str:
+    """The name of V of a layer."""
+    return tagged(each.tensor, "basis")
+
+
+def coefficients_of(each: Composed, cut: Cut) -> str:
+    """The name of U_p of a layer."""
+    return tagged(tagged(each.tensor, "coefficients"), cut.tag)

@@ -1,0 +1,352 @@
+"""An open run folder: rounds go in one by one, and none that went in is ever lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fedtailor.errors import CorruptError, FedtailorError, LockedError, StorageError, require
+from fedtailor.messages import ServerState
+from fedtailor.storage import generations
+from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from fedtailor.storage.files import (
+    LOCK,
+    PART,
+    Lock,
+    append_file,
+    disk_errors,
+    in_use,
+    replace_file,
+    sync_file,
+    sync_folder,
+    truncate_file,
+    write_file,
+)
+from fedtailor.storage.fingerprint import Fingerprint, differences, refuse_drift
+from fedtailor.storage.generations import Generation
+from fedtailor.storage.interrupt import Interrupted, Request, stop_requests
+from fedtailor.storage.run_folder import CHECKPOINTS, EVENTS, METRICS, NOTES, Row, RunFolder
+
+STRAY_SECONDS = 3600  # younger leftovers may belong to a run that is being made at this moment
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """How often a run is saved. It changes no result."""
+
+    every: int = 1
+    """Rounds between saved generations; a better evaluation, the last round and Ctrl-C are always saved."""
+    keep: int = 2
+    """How many of the last generations stay, besides the best one; the second is there if the first is damaged."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, "checkpoint.every", self.every, "at least 1")
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "at least 1")
+
+
+class Unsaved:
+    """Stands in for a journal where a run is not saved: at most the state of the best round is kept, in memory."""
+
+    history: Sequence[Row] = ()
+
+    def __init__(self, start: Checkpoint, keep_best: bool = False) -> None:
+        self.at = self._best = start
+        self._keep_best = keep_best
+
+    def record(self, row: Row, at: Checkpoint) -> None:
+        """Note a round."""
+        if self._keep_best and at.best is not None and at.best.round == row["round"]:
+            self._best = at
+
+    def state_of(self, round: int) -> ServerState:
+        """The state of the best round."""
+        assert self._best.state.round == round, "only the best state is kept"
+        return self._best.state
+
+    def until_asked_to_stop(self) -> AbstractContextManager[object]:
+        """Ctrl-C does what it always does."""
+        return nullcontext()
+
+    def stop_if_asked(self, at: Checkpoint) -> None:
+        """Nobody asks."""
+
+
+class Journal:
+    """The right to write into a run folder, and what was written last.
+
+    Made by ``create`` for a new run or by ``open`` for one that was interrupted; ``begin`` sets it going.
+    """
+
+    def __init__(self, folder: RunFolder, lock: Lock, found: generations.Found | None) -> None:
+        self.folder, self.lock = folder, lock
+        self.settings = CheckpointSettings()
+        self.history: list[Row] = []
+        self._found = found
+        self._place = folder.path  # where a new folder will appear
+        self._at: Checkpoint | None = None
+        self._device = torch.device("cpu")
+        self._fingerprint: Fingerprint = {}
+        self._saved: tuple[int | None, str] = (None, "")  # round and digest of the newest generation
+        self._metrics, self._metrics_size = hashlib.sha256(), 0
+        self._request = Request()
+
+    @classmethod
+    def create(cls, path: Path, texts: Mapping[str, str]) -> Journal:
+        """A new folder with these files. It appears, complete, when the run begins."""
+        if in_use(path):
+            raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
+        if path.exists():
+            raise _exists(path)
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
+        _make_folder(part, path)
+        _remove_strays(path)
+        try:
+            with disk_errors(path, 0):
+                for name, text in {**texts, LOCK: "", METRICS: "", NOTES: ""}.items():
+                    write_file(part / name, [text.encode()])
+                (part / CHECKPOINTS).mkdir()
+            journal = cls(RunFolder(part), Lock(part), None)
+        except FedtailorError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        journal._place = path
+        return journal
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """Lock an existing folder and find its newest good generation; nothing is changed yet."""
+        if not path.is_dir():
+            raise FedtailorError(f"{path}: no such run folder")
+        lock = Lock(path)
+        try:
+            found = generations.newest(path / CHECKPOINTS, lambda found: _check_metrics(path, found))
+        except FedtailorError:
+            lock.release()
+            raise
+        return cls(RunFolder(path), lock, found)
+
+    def begin(
+        self,
+        fingerprint: Fingerprint,
+        settings: CheckpointSettings,
+        start: Checkpoint,
+        device: torch.device,
+        *,
+        allow_drift: bool = False,
+        on_notice: Callable[[str], None] = warnings.warn,
+    ) -> None:
+        """Start at ``start``, or go on from what was found if the run is still the run that was saved."""
+        changed: list[str] = []
+        if self._found is not None:
+            changed = differences(self._found.generation.header["fingerprint"], fingerprint)
+            if not allow_drift:
+                refuse_drift(self.folder.path, changed)
+        self.settings, self._fingerprint, self._device = settings, fingerprint, device
+        if not self.lock.held:
+            on_notice(f"{self.folder.path} cannot be locked on this system: start no second run there")
+        self.lock.sign(f"process {os.getpid()} on {platform.node()}")
+        if self._found is None:
+            self._appear(start)
+        else:
+            self._go_on(self._found, changed, on_notice)
+
+    def _appear(self, start: Checkpoint) -> None:
+        """Save the state before the first round, then let the folder be seen."""
+        part, path = self.folder.path, self._place
+        self.save(start)
+        with disk_errors(path, 0):
+            sync_folder(part)
+            _put_in_place(part, path)
+            sync_folder(path.parent)
+            sync_folder(path.absolute().parent.parent)  # the folder of all runs may be new too
+        self.folder, self._at = RunFolder(path), start
+        self.log("started")
+
+    def _go_on(self, found: generations.Found, changed: list[str], on_notice: Callable[[str], None]) -> None:
+        """Take up the state of a generation and drop every trace of what came after it."""
+        generation, path = found.generation, self.folder.path
+        self._at = decode_checkpoint(generation.payload, self._device)
+        self._saved = (generation.round, generation.digest)
+        with self._advice():
+            generations.clean(path / CHECKPOINTS)
+            self._prune(self._at)
+            truncate_file(path / METRICS, generation.header["metrics_size"])
+            notes = [note for note in self.folder.notes() if note["round"] <= generation.round]
+            replace_file(path / NOTES, [b"".join(json.dumps(note).encode() + b"\n" for note in notes)])
+            events = path / EVENTS
+            if events.is_file() and events.read_bytes()[-1:] not in (b"", b"\n"):
+                append_file(events, b"\n")  # ends a line that was cut short
+        kept = (path / METRICS).read_bytes()
+        self._metrics, self._metrics_size = hashlib.sha256(kept), len(kept)
+        self.history = self.folder.rows()
+        self.log("resumed", round=generation.round, refused=found.refused, changed=changed)
+        for reason in found.refused:
+            on_notice(f"{reason}; going on from round {generation.round}")
+        for line in changed:
+            on_notice(f"changed since the run was saved: {line}")
+
+    @property
+    def at(self) -> Checkpoint:
+        """Where the run is."""
+        assert self._at is not None, "the journal has not begun"
+        return self._at
+
+    def record(self, row: Row, at: Checkpoint) -> None:
+        """Add a round: its metrics row, and its state where that is due."""
+        metrics = {key: value for key, value in row.items() if key not in ("seconds", "notes")}
+        line = json.dumps(metrics).encode() + b"\n"
+        with self._advice():
+            if "notes" in row:  # first, so that a round that is saved has its line
+                append_file(self.folder.path / NOTES, json.dumps(row["notes"]).encode() + b"\n")
+            append_file(self.folder.path / METRICS, line)
+        self._metrics.update(line)
+        self._metrics_size += len(line)
+        self._at = at
+        self.log("round", round=at.state.round, seconds=row.get("seconds"))
+        better = at.best is not None and at.best.round == at.state.round
+        if better or at.state.round % self.settings.every == 0:
+            self.save(at)
+
+    def save(self, at: Checkpoint) -> None:
+        """Make a generation of the state, if there is none of this round."""
+        before, digest = self._saved
+        if before == at.state.round:
+            return
+        folder = self.folder.path / CHECKPOINTS
+        header = {
+            "round": at.state.round,
+            "parent_round": before,
+            "parent": digest,
+            "metrics_size": self._metrics_size,
+            "metrics_sha256": self._metrics.hexdigest(),
+            "fingerprint": self._fingerprint,
+        }
+        with self._advice():
+            sync_file(self.folder.path / NOTES)
+            sync_file(self.folder.path / METRICS)  # before the generation that counts its bytes
+            digest = generations.save(folder, header, encode_checkpoint(at))
+            self._saved = (at.state.round, digest)
+            self._prune(at)
+
+    def _prune(self, at: Checkpoint) -> None:
+        best = None if at.best is None else at.best.round
+        generations.prune(self.folder.path / CHECKPOINTS, at.state.round, self.settings.keep, best)
+
+    def finish(self, at: Checkpoint, save_weights: Callable[[RunFolder], None]) -> None:
+        """The run has come to its end."""
+        self.save(at)
+        with self._advice():
+            generations.clean(self.folder.path / CHECKPOINTS)
+            save_weights(self.folder)
+        self.log("finished", round=at.state.round, best_round=at.best.round if at.best else None)
+
+    @contextmanager
+    def until_asked_to_stop(self) -> Iterator[None]:
+        """Within this block Ctrl-C is noted, and ``stop_if_asked`` obeys."""
+        with stop_requests() as self._request:
+            yield
+
+    def stop_if_asked(self, at: Checkpoint) -> None:
+        """Save and stop, if Ctrl-C was pressed during the round."""
+        if self._request.number:
+            self.save(at)
+            self.log("stopped", round=at.state.round)
+            raise Interrupted(self.folder.path, at.state.round, self._request.number)
+
+    def state_of(self, round: int) -> ServerState:
+        """The state of an earlier round that was kept."""
+        generation = generations.load(self.folder.path / CHECKPOINTS, round)
+        return decode_checkpoint(generation.payload, self._device).state
+
+    def log(self, event: str, **fields: Any) -> None:
+        """Add to ``events.jsonl``: everything that depends on the clock or on chance. Nothing is computed from it."""
+        entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
+        with self._advice():
+            append_file(self.folder.path / EVENTS, json.dumps(entry).encode() + b"\n")
+
+    @contextmanager
+    def _advice(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            round = self._saved[0]
+            if round is None:  # the folder is only being made
+                raise
+            raise StorageError(
+                f"{error}. Round {round} is saved and nothing before it is lost: when there is room again, "
+                f"`fedtailor resume {self.folder.path}` goes on from there"
+            ) from error
+
+    def close(self) -> None:
+        """Let others write; a folder that never appeared is removed."""
+        if self._at is None and self._found is None:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+        self.lock.release()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_metrics(path: Path, generation: Generation) -> None:
+    """The rows that were there when a generation was saved must still be there, bit for bit."""
+    try:
+        with (path / METRICS).open("rb") as file:
+            kept = file.read(generation.header["metrics_size"])
+    except OSError as error:
+        raise CorruptError(f"{path / METRICS} cannot be read: {error.strerror or error}") from error
+    if hashlib.sha256(kept).hexdigest() != generation.header["metrics_sha256"]:
+        raise CorruptError(f"{METRICS} is damaged somewhere before the end of round {generation.round}")
+
+
+def _exists(path: Path) -> FedtailorError:
+    return FedtailorError(
+        f"run folder {path} exists already: `fedtailor resume {path}` goes on with it; "
+        "for a new run choose another name (--set name=...) or remove it"
+    )
+
+
+def _make_folder(part: Path, path: Path) -> None:
+    try:
+        with disk_errors(path, 0):
+            part.mkdir(parents=True)
+    except StorageError as error:
+        if isinstance(error.__cause__, NotADirectoryError | FileExistsError | PermissionError):
+            raise FedtailorError(str(error)) from error  # a path that cannot hold a folder, not a disk
+        raise
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    """The rename that makes a run; of two at once, one wins."""
+    try:
+        os.rename(part, path)
+    except OSError as error:
+        if path.exists():
+            raise _exists(path) from error
+        raise
+
+
+def _remove_strays(path: Path) -> None:
+    """Folders of runs that were killed while they were made."""
+    for stray in path.parent.glob(f".{path.name}.*{PART}"):
+        if time.time() - stray.stat().st_mtime > STRAY_SECONDS and not in_use(stray):
+            shutil.rmtree(stray, ignore_errors=True)

@@ -1,0 +1,79 @@
+"""A sparse network as a small file: surviving values, and one bit per weight that says where they belong.
+
+The file is in the safetensors format. A tensor ``w`` of which a mask left out weights is there as two: ``w``, its
+surviving values in one row, and ``w.mask``, the bits of the mask in row-major order, eight to a byte, the first in the
+highest bit. The metadata entry ``shapes`` has the full shapes of these tensors, as JSON. All other tensors are there as
+they are. ``docs/methods/ofa-fl.md`` shows how to read it without fedtailor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.errors import CorruptError, FedtailorError
+
+FORMAT = "fedtailor-sparse-1"
+MASK = ".mask"
+
+
+def save_sparse(path: Path | str, patch: Patch, ties: dict[str, str] | None = None) -> None:
+    """Write the values of a patch and where its mask puts them; ``ties`` are the second names of shared tensors."""
+    values = {name: value.detach().cpu().contiguous() for name, value in patch.values.items()}
+    shapes: dict[str, list[int]] = {}
+    if (mask := patch.cut.sparse) is not None:
+        for name in mask.levels.maps:
+            kept = mask.of(name).cpu()
+            values[f"{name}{MASK}"] = torch.from_numpy(np.packbits(kept.numpy()))
+            shapes[name] = list(kept.shape)
+    metadata = {"format": FORMAT, "shapes": json.dumps(shapes), "ties": json.dumps(ties or {})}
+    save_file(values, path, metadata=metadata)
+
+
+def load_sparse(path: Path | str) -> dict[str, Tensor]:
+    """The state dict of a file: dense tensors, with zeros where the mask left weights out."""
+    weights, masks = load_sparse_parts(path)
+    for name, kept in masks.items():
+        weights[name] = torch.zeros(kept.shape, dtype=weights[name].dtype).masked_scatter_(
+            kept, weights[name]
+        )
+    return weights
+
+
+def load_sparse_parts(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Tensors, the masked ones in one row, and the masks by name; for whoever trains on with the same mask."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+    except (OSError, SafetensorError) as error:
+        raise FedtailorError(f"{path} cannot be read: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise FedtailorError(f"{path}: format {metadata.get('format')!r}; expected {FORMAT!r}")
+    masks = {
+        name: _mask(path, name, found.pop(f"{name}{MASK}", None), shape, found.get(name))
+        for name, shape in json.loads(metadata["shapes"]).items()
+    }
+    found |= {second: found[first] for second, first in json.loads(metadata["ties"]).items()}
+    return found, masks
+
+
+def _mask(
+    path: Path | str, name: str, packed: Tensor | None, shape: list[int], values: Tensor | None
+) -> Tensor:
+    """The mask of one tensor, if it is whole and counts as many weights as there are values."""
+    size = math.prod(shape)
+    if packed is None or values is None or packed.dtype != torch.uint8 or len(packed) != -(-size // 8):
+        raise CorruptError(f"{path}: {name} lacks its values or a mask of {size} bits")
+    kept = torch.from_numpy(np.unpackbits(packed.numpy(), count=size).astype(bool)).view(shape)
+    if values.shape != (int(kept.sum()),):
+        raise CorruptError(f"{path}: {name} has {tuple(values.shape)} values for {int(kept.sum())} weights")
+    return kept

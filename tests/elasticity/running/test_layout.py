@@ -1,0 +1,106 @@
+"""Networks that oneDNN would corrupt the memory of keep the ordinary layout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtailor.client.sgd import LocalSteps, LocalTraining
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import prefix
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.running.layout import Layouts, to_run
+from fedtailor.methods.uniprob import UniProb
+from fedtailor.models import build_model
+from fedtailor.seeds import Seeds
+from helpers import client, cnn_model
+
+TRAIN_NARROW_SHORTCUTS = """
+import torch
+from fedtailor.client import sgd
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.data.batches import Examples
+from fedtailor.elastic import elastic
+from fedtailor.methods.fjord import FjORD
+from fedtailor.models import build_model
+from fedtailor.server.seeds import Seeds
+from helpers import client
+
+torch.set_num_threads(1)
+data = Examples.of(torch.randn(16, 3, 8, 8), torch.arange(16) % 10)
+network = build_model("resnet18", input_shape=(3, 8, 8), num_classes=10, stem=20, widths=[20, 40, 80, 160])
+model = elastic(network, data.take(torch.arange(2)))
+method = FjORD(LocalTraining(batch_size=4, epochs=3))
+for width in ("1/5", "1"):
+    task = method.assign(method.init(model), client(0, width, 16), model, Seeds(0))
+    sgd.train(method, task, data, model)
+held = [torch.randn(size) for size in range(1, 2000)]
+"""
+
+
+def resnet(stem: int):
+    widths = [stem, 2 * stem, 4 * stem, 8 * stem]
+    network = build_model("resnet18", input_shape=(3, 8, 8), num_classes=10, stem=stem, widths=widths)
+    return elastic(network, (torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)))
+
+
+def test_channels_last_wherever_no_strided_pointwise_convolution_is_narrow():
+    model = resnet(80)
+    layouts = Layouts(model)
+    assert len(layouts.pointwise) == 3
+    assert layouts.at(Cut.everything()) == torch.channels_last
+    assert layouts.at(prefix(model.groups, Fraction(1, 5))) == torch.channels_last  # 16 channels: one vector
+    assert layouts.at(prefix(model.groups, Fraction(1, 16))) == torch.contiguous_format
+    assert Layouts(cnn_model()).at(Cut.everything()) == torch.channels_last
+
+
+def test_what_a_step_gathers_is_laid_out_whether_it_is_a_prefix_or_listed():
+    model, method = resnet(80), UniProb(LocalTraining(batch_size=4))
+    task = method.assign(method.init(model), client(0, "1/2", 16), model, Seeds(0))
+    steps = LocalSteps(method, method.prepare(task, None, model), model)
+    listed = method.step_cuts(steps.task, 0, model)[0]
+    for cut in (listed, prefix(model.groups, Fraction(1, 2))):
+        assert Layouts(model).at(cut) == torch.channels_last
+        leaves = steps._leaves(cut)
+        convolutions = [leaf for leaf in leaves.values() if leaf.dim() == 4]
+        assert len(convolutions) == 20
+        assert all(leaf.is_contiguous(memory_format=torch.channels_last) for leaf in convolutions)
+
+
+def test_one_input_channel_is_laid_out_by_its_strides():
+    """Contiguous in both layouts by PyTorch's own word, and yet slow in one of them."""
+    model, method = cnn_model(), UniProb(LocalTraining(batch_size=4))
+    task = method.assign(method.init(model), client(0, "1/2", 16), model, Seeds(0))
+    steps = LocalSteps(method, method.prepare(task, None, model), model)
+    leaves = steps._leaves(method.step_cuts(steps.task, 0, model)[0])
+    first = next(leaf for leaf in leaves.values() if leaf.dim() == 4)
+    assert first.shape[1] == 1
+    assert first.stride(1) == 1
+
+
+def test_what_only_runs_is_channels_last_at_every_width_and_computes_the_same():
+    model = resnet(16)
+    patch = model.cut(model.weights(), prefix(model.groups, Fraction(1, 4)))
+    ready = to_run(model, patch)
+    stem = next(value for value in ready.values.values() if value.dim() == 4)
+    assert stem.stride()[1] == 1
+    images = torch.randn(4, 3, 8, 8)
+    outputs = [model.forward(each.values, each.cut, (images, None)) for each in (patch, ready)]
+    assert outputs[1].is_contiguous()
+    torch.testing.assert_close(*outputs)
+    assert all(value.is_contiguous() for value in patch.values.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc to check its heap")
+def test_narrow_shortcuts_train_without_harm_to_the_heap():
+    environment = {**os.environ, "MALLOC_CHECK_": "3", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN_NARROW_SHORTCUTS], env=environment, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]

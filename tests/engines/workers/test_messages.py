@@ -1,0 +1,119 @@
+"""Tasks and answers survive the journey to a worker and back, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.engines.workers.messages import (
+    answer_of,
+    answer_value,
+    evaluation_of,
+    evaluation_value,
+    task_of,
+    task_value,
+)
+from fedtailor.messages import Client, Dropped, Reply, Task, Update
+from fedtailor.seeds import Seeds
+from fedtailor.storage.wire import decode, encode
+from helpers import bits
+
+CUT = Cut({"a": range(3), "b": (1, 4, 7)}, "1/2")
+VALUES = {"z.weight": torch.tensor([-0.0, math.inf, math.nan, 1e-45]), "a.count": torch.tensor(7)}
+
+
+def through(value):
+    return decode(b"".join(bytes(piece) for piece in encode(value)))
+
+
+def fields(kind) -> set[str]:
+    return {item.name for item in dataclasses.fields(kind)}
+
+
+def test_every_field_of_a_message_travels():
+    """Whoever adds a field to a message adds it to ``messages.py``, and then here."""
+    assert fields(Client) == {"id", "tier", "budget", "num_examples", "slot"}
+    assert fields(Reply) == {"names", "cut", "partial"}
+    assert fields(Task) == {
+        "client", "round", "patch", "reply", "seeds", "action", "slot", "memory", "memory_round", "levels",
+    }  # fmt: skip
+    assert fields(Update) == {"client", "round", "base_round", "patch", "weight", "metrics", "memory"}
+    assert fields(Dropped) == {"client", "round", "reason", "detail"}
+    assert fields(Cut) == {"channels", "tag", "mask"}
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        Budget(),
+        Budget(width="1/3"),
+        Budget(width=1),
+        Budget(macs=0.5, params=100_000),
+        Budget(bytes=12_345_678_901),
+        Budget(width=0.7, macs=Fraction(1, 7), params=1),
+    ],
+)
+def test_tasks(budget):
+    client = Client(12, "tier|1", budget, 345, 6)
+    reply = Reply(frozenset({"z.weight", "x@1/2"}), CUT, frozenset({"labels"}))
+    memory = {"mask": torch.tensor([True, False]), "times": 3, "list": [1, (2.5, None)]}
+    task = Task(client, 9, Patch(VALUES, CUT), reply, Seeds(2**70), "calibrate", 4, memory, 7)
+    there = task_of(through(task_value(task)), through(dict(task.patch.values)))
+    assert (there.client, there.reply, there.seeds) == (task.client, task.reply, task.seeds)
+    assert repr(there.client.budget) == repr(budget)
+    assert (there.round, there.action, there.slot, there.memory_round) == (9, "calibrate", 4, 7)
+    assert there.patch.cut == CUT
+    assert (there.patch.cut.tag, there.reply.cut.tag) == ("1/2", "1/2")
+    assert list(there.patch.values) == list(VALUES)  # the order decides in which gradients are summed
+    assert all(bits(there.patch.values[name]) == bits(value) for name, value in VALUES.items())
+    assert bits(there.memory.pop("mask")) == bits(memory.pop("mask"))
+    assert there.memory == memory
+
+
+def test_evaluations():
+    patches = [Patch(VALUES, CUT), Patch({}, Cut.everything())]
+    tensors = through([dict(patch.values) for patch in patches])
+    there, batches = evaluation_of(through(evaluation_value(patches, range(3, 9))), tensors)
+    assert batches == range(3, 9)
+    assert [(patch.cut, patch.cut.tag) for patch in there] == [(CUT, "1/2"), (Cut.everything(), "1")]
+    assert all(bits(there[0].values[name]) == bits(value) for name, value in VALUES.items())
+
+
+def test_updates():
+    update = Update(
+        3, 4, 4, Patch(VALUES, CUT), 17, {"loss": 0.1 + 0.2, "nan": math.nan}, {"m": VALUES["a.count"]}
+    )
+    there = answer_of(through(answer_value(update)))
+    assert isinstance(there, Update)
+    assert (there.client, there.round, there.base_round, there.weight) == (3, 4, 4, 17)
+    assert type(there.weight) is int
+    assert there.metrics["loss"] == 0.1 + 0.2
+    assert math.isnan(there.metrics["nan"])
+    assert (there.patch.cut, there.patch.cut.tag) == (CUT, "1/2")
+    assert all(bits(there.patch.values[name]) == bits(value) for name, value in VALUES.items())
+    assert bits(there.memory["m"]) == bits(VALUES["a.count"])
+
+
+def test_numbers_of_numpy_become_pythons_own():
+    update = Update(0, 0, 0, Patch({}, CUT), np.float64(2.5), {"loss": np.float64(0.25)})
+    there = answer_of(through(answer_value(update)))
+    assert (there.weight, there.metrics) == (2.5, {"loss": 0.25})
+
+
+@pytest.mark.parametrize("weight", [True, "10", None, -89, math.nan])
+def test_bad_weights_travel_too_so_that_the_server_can_refuse_them(weight):
+    there = answer_of(through(answer_value(Update(0, 0, 0, Patch({}, CUT), weight))))
+    assert repr(there.weight) == repr(weight)
+
+
+def test_dropped_clients():
+    dropped = Dropped(5, 6, "diverged", "the loss became nan")
+    assert answer_of(through(answer_value(dropped))) == dropped
