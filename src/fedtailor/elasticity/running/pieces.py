@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from fedtailor.data.batches import Batch, inputs_of
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Mask, Survivors
+from fedtailor.elasticity.cutting.names import is_tagged
 from fedtailor.elasticity.cutting.patch import (
     WHOLE,
     Patch,
@@ -35,6 +36,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.objective import Objective
 
 Weights = dict[str, Tensor]
+T = TypeVar("T")
 
 CACHED_INDICES = 512  # index tables kept at once; a prefix takes a few kilobytes
 
@@ -77,6 +79,7 @@ class Pieces:
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
         self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
         self._plans: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
+        self._derived: dict[Hashable, Any] = {}
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
 
     @cached_property
@@ -89,6 +92,12 @@ class Pieces:
         ]
         extents = [self.groups.extents.get(f"{path}.weight", ()) for path in tables]
         return frozenset(axis.group for dims in extents for extent in dims[1:] for axis in extent.axes)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is derived from the model alone, made when it is first asked for and remembered with the model."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return cast(T, self._derived[key])
 
     @cached_property
     def units(self) -> UnitMap:
@@ -135,6 +144,13 @@ class Pieces:
         return Patch(
             {name: gather(value, table[name]) for name, value in patch.values.items() if name in table}, inner
         )
+
+    def part(self, patch: Patch, inner: Cut) -> Patch:
+        """As ``narrow``, with the tensors that stand beside the model's as they are."""
+        if inner == patch.cut:
+            return Patch(patch.values, inner)
+        beside = {name: value for name, value in patch.values.items() if is_tagged(name)}
+        return Patch({**beside, **self.narrow(patch, inner).values}, inner)
 
     def spread(self, patch: Patch) -> Patch:
         """The patch with all weights of its channels, those that its mask leaves out as zeros."""
