@@ -48,7 +48,6 @@ class Task:
     reply: Reply
     seeds: Seeds
     action: Action = "train"
-    slot: int = 0  # position in the cohort
     memory: dict[str, Tensor] = field(default_factory=dict)  # what the client kept for itself
     memory_round: int = -1  # the round in which it kept it
     levels: Levels | None = None  # the map of its masks, where it has not been sent to this client before

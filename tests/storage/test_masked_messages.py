@@ -183,7 +183,7 @@ def rounds(engine, until: int = ROUNDS, start: Checkpoint | None = None):
 
 def test_interrupted_around_every_event_and_with_workers_the_bits_are_the_same():
     whole, rows = rounds(InProcess(RULES, MODEL, DATA))
-    assert [len(row["supported"]) for row in rows] == [1, 2, 2, 3, 3]
+    assert [len(row["method"]["supported"]) for row in rows] == [1, 2, 2, 3, 3]
     saved, seen = None, []
     for until in range(1, ROUNDS + 1):
         at, part = rounds(InProcess(RULES, MODEL, DATA), until, saved)

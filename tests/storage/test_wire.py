@@ -208,7 +208,7 @@ def patch_at(width: Fraction, units: list[int] | None = None) -> tuple[Patch, Le
     partial = frozenset() if units is None else frozenset({OUTPUT})
     lease = Lease(Reply(frozenset(patch.values), cut, partial), MODEL)
     if units is not None:
-        credited = Cut.of(MODEL.groups, {**cut.channels, OUTPUT: units}, cut.tag)
+        credited = Cut.of(MODEL.groups, {**cut.channels, OUTPUT: units}, cut.tag, cut.width)
         patch = MODEL.narrow(patch, credited)
     return patch, lease
 

@@ -136,7 +136,7 @@ def hold_round(
         if willing and not cohort:
             raise faults.nobody_left(state.round, rules)
         tasks = [method.assign(state, client, model, seeds) for client in cohort]
-        tasks = [_with_memory(task, slot, at) for slot, task in enumerate(tasks)]
+        tasks = [_with_memory(task, at) for task in tasks]
         updates, dropped = check_answers(tasks, engine.run(tasks), model)
         strikes = faults.with_strikes(strikes, cohort, dropped)
         tries.append(Try(tasks, updates, dropped))
@@ -150,9 +150,9 @@ def first_checkpoint(method: Method, model: ElasticModel) -> Checkpoint:
     return Checkpoint(settle(method.init(model)))
 
 
-def _with_memory(task: Task, slot: int, at: Checkpoint) -> Task:
+def _with_memory(task: Task, at: Checkpoint) -> Task:
     since, memory = at.memory_of(task.client.id)
-    return replace(task, slot=slot, memory=memory, memory_round=since)
+    return replace(task, memory=memory, memory_round=since)
 
 
 def account(method: Method, model: ElasticModel, tries: list[Try]) -> Row:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedtailor.data import picture
 from fedtailor.data.federated import FederatedData
-from fedtailor.elasticity.cutting.encoding import as_text
+from fedtailor.elasticity.cutting.encoding import units_value
 from fedtailor.elasticity.cutting.names import is_tagged, tag_of
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.fleet import Fleet, Tier
@@ -35,15 +35,15 @@ def round_notes(
     tiers: Sequence[Tier] = (),
 ) -> dict[str, Any]:
     """The line of one round; ``state`` is the one after it, ``tiers`` are those that were evaluated."""
-    counted: Counter[tuple[tuple[tuple[str, str], ...], tuple[str, ...]]] = Counter()
+    counted: Counter[tuple[tuple[tuple[str, int | str], ...], tuple[str, ...]]] = Counter()
     for update in updates:
-        channels = tuple((group, as_text(units)) for group, units in update.patch.cut.key)
+        channels = tuple((group, units_value(units)) for group, units in update.patch.cut.key)
         weights = [name for name, value in update.patch.values.items() if value.dim() >= 2]
         tags = sorted({tag_of(name) for name in weights if is_tagged(name)})
         counted[channels, tuple(tags)] += 1
     cuts = [
         {"count": count, "channels": dict(channels), "tags": list(tags)}
-        for (channels, tags), count in sorted(counted.items())
+        for (channels, tags), count in sorted(counted.items(), key=repr)
     ]
     own = dict(method.notes(state, updates, model))
     deployed = {tier.name: _deployed(method, state, tier, model) for tier in tiers}

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.elasticity.cutting.cut import Cut, Units
+from fedtailor.elasticity.cutting.encoding import cut_value, units_from
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.names import plain
 from fedtailor.elasticity.cutting.patch import Patch
@@ -259,11 +260,10 @@ def _stated_cut(view: memoryview, lease: Lease) -> Cut:
     channels = stated.get("channels") if isinstance(stated, dict) else None
     if not isinstance(channels, dict):
         raise DecodeError("the header names no cut")
-    kept: dict[str, Units | list[int]] = dict(lease.reply.cut.channels)
-    for group in lease.reply.partial:
-        if group in channels:
-            kept[group] = _units(channels[group], lease.model.groups.counts[group])
+    kept: dict[str, Units] = dict(lease.reply.cut.channels)
     try:
+        for group in lease.reply.partial & channels.keys():
+            kept[group] = units_from(channels[group], lease.model.groups.counts[group])
         cut = Cut.of(lease.model.groups, kept, lease.reply.cut.tag, lease.reply.cut.width)
     except FedtailorError as error:
         raise DecodeError(f"the header names no cut of this model: {error}") from None
@@ -272,23 +272,14 @@ def _stated_cut(view: memoryview, lease: Lease) -> Cut:
     return cut
 
 
-def _units(stated: Any, width: int) -> Units | list[int]:
-    if _is_integer(stated) and 0 < stated <= width:
-        return range(stated)
-    if isinstance(stated, list) and 0 < len(stated) <= width and all(_is_integer(unit) for unit in stated):
-        return stated
-    raise DecodeError("the header names no units of a group")
-
-
 def _placeholders() -> Iterator[Tensor]:
     while True:
         yield torch.empty(0)
 
 
 def _patch_head(slots: Mapping[str, Slot], cut: Cut) -> bytes:
-    channels = [[g, len(u) if isinstance(u, range) else list(u)] for g, u in cut.key]
-    mask = [] if cut.sparse is None else [["mask", [cut.sparse.levels.digest, cut.sparse.level]]]
-    address = {"dict": [["channels", {"dict": channels}], *mask, ["tag", cut.tag]]}
+    # A map that leaves nothing out need not travel, so the mask is not named either.
+    address = _structure(cut_value(cut if cut.sparse is not None else cut.unmasked), "cut", [], 0)
     values = [[name, {"tensor": number}] for number, name in enumerate(slots)]
     return _head(list(slots.values()), {"dict": [["cut", address], ["values", {"dict": values}]]})
 
