@@ -28,7 +28,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import evaluate_clients
 from fedtailor.storage.checkpoint import Checkpoint
-from fedtailor.storage.wire import encode_patch
+from fedtailor.storage.patch_frames import encode_patch
 from helpers import (
     CONV1,
     CONV2,
