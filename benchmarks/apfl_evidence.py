@@ -38,7 +38,7 @@ from fedtailor.server.run_folder import RunFolder
 
 RUNS = records.runs_of("12")
 EVIDENCE = records.EVIDENCE / "12"
-CONFIG = "configs/apfl-cifar10-small.toml"
+CONFIG = "reproduce/apfl/cifar10-small.toml"
 
 TRAINED = 30  # rounds of FedPA, and all rounds of the baselines
 COMMON = 2000  # images of the common test set on which every network is evaluated in the end
