@@ -1,4 +1,4 @@
-"""Small charts as SVG, without a library: lines and bars, for the figures of the evidence."""
+"""Small charts as SVG, without a library: lines and bars, for the figures of the papers."""
 
 from __future__ import annotations
 
