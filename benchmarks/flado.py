@@ -1,6 +1,6 @@
 """What Flado's parts cost: the transform, sparse steps against dense ones, and the alignment of a round.
 
-    python benchmarks/flado.py [--record] [transform|steps|alignment ...]
+    python benchmarks/flado.py [transform|steps|alignment ...] [--record]
 
 Transform: 11 million numbers, processor seconds of one thread, and the growth of the resident set in a fresh process.
 Steps: a client holds the whole network; each step draws, gathers, runs forward and backward, and writes back. Dense and
