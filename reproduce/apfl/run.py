@@ -210,9 +210,9 @@ def draw(results: Results, folder: Path) -> None:
         for method in METHODS:
             if runs.get(method):
                 found[experiment.name, method] = list(runs[method].values())
-    for (setting, method), runs in found.items():
-        names = runs[0]["accuracy"]
-        means = {name: round(fmean(run["accuracy"][name] for run in runs), 2) for name in names}
+    for (setting, method), seeds in found.items():
+        names = seeds[0]["accuracy"]
+        means = {name: round(fmean(run["accuracy"][name] for run in seeds), 2) for name in names}
         print(f"{setting:15} {method:12} {means}")
     for number, panels in {3: _kept(found), 4: _traffic(found), 5: _network_costs(found)}.items():
         if panels:

@@ -88,7 +88,7 @@ def draw(results: Results, folder: Path) -> None:
         runs = results.runs(experiment.name)
         if sum(len(seeds) for seeds in runs.values()) < experiment.seeds * len(experiment.methods):
             continue
-        panels = []
+        panels: list[str] = []
         for when, called in (("best", "round of the best average"), ("final", "last round")):
             title = f"{experiment.name}, {called}: accuracy (%) by density"
             top = charts.HEIGHT * len(panels)

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from fedtailor.report.tables import mean_and_deviation
 from fedtailor.server.storage import replace_file
 
 ABOUT = (
@@ -94,15 +94,13 @@ class Results:
             os.close(folder)
 
 
-def over_seeds(runs: Mapping[str, Result]) -> dict[str, dict[str, float | None]]:
-    """Mean and sample deviation of every accuracy that all seeds have."""
+def over_seeds(runs: Mapping[str, Result]) -> dict[str, dict[str, float]]:
+    """Mean and sample deviation of every accuracy that all of several seeds have."""
     every = [figures.get("accuracy", {}) for figures in runs.values()]
+    shared = [name for name in every[0] if all(name in each for each in every)]
     return {
-        name: {
-            key: round(value, 4) for key, value in mean_and_deviation([each[name] for each in every]).items()
-        }
-        for name in every[0]
-        if all(name in each for each in every)
+        name: {"mean": round(fmean(values), 4), "deviation": round(stdev(values), 4)}
+        for name, values in ((name, [each[name] for each in every]) for name in shared)
     }
 
 
