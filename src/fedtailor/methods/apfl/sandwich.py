@@ -23,7 +23,7 @@ def sandwich(
     *,
     per_group: bool,
 ) -> list[Cut]:
-    """The smallest network, and so many of widths from it to 1, drawn uniformly (for each group by itself, if asked)."""
+    """The smallest network, and so many of widths from it to 1, drawn uniformly (for each group, if asked)."""
 
     def draw() -> Fraction:
         return as_width(round(float(generator.uniform(float(smallest), 1)), 4))

@@ -19,7 +19,7 @@ from fedtailor.seeds import Seeds
 def drawn_width(
     widths: Sequence[Fraction], shares: Sequence[float], generator: np.random.Generator
 ) -> Fraction:
-    """One of the first widths of P, with the probabilities of D_P given that it is one of them; no shares: all alike."""
+    """One of the first widths of P, with the probabilities of D_P given that it is one of them; none: alike."""
     bounds = list(accumulate(shares[: len(widths)] or [1.0] * len(widths)))
     return widths[bisect(bounds, generator.random() * bounds[-1], hi=len(widths) - 1)]
 
