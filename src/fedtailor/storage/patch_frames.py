@@ -47,9 +47,9 @@ class Lease:
     @cached_property
     def full(self) -> tuple[bytes, dict[str, Slot]]:
         """Head and tensors of the answer that holds everything that was leased."""
-        return self.plan(self.reply.cut)
+        return self.frame_at(self.reply.cut)
 
-    def plan(self, cut: Cut) -> tuple[bytes, dict[str, Slot]]:
+    def frame_at(self, cut: Cut) -> tuple[bytes, dict[str, Slot]]:
         """Head and tensors of an answer at a cut inside the leased one."""
         slots = {name: self._slot(name, cut) for name in sorted(self.reply.names)}
         return _patch_head(slots, cut), slots
@@ -90,7 +90,7 @@ def decode_patch(data: Buffer, lease: Lease) -> Patch:
     cut, (head, slots) = lease.reply.cut, lease.full
     if lease.reply.partial:
         cut = _stated_cut(view, lease)
-        head, slots = lease.plan(cut)
+        head, slots = lease.frame_at(cut)
     if view[: len(head)] != head:
         raise DecodeError("the header is not the one that was leased")
     check_length(view, len(head), list(slots.values()))
