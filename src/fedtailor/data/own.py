@@ -1,4 +1,4 @@
-"""The user's own data: PyTorch data sets, ``.npz`` files, JSON lines, folders of images."""
+"""The user's own data at a path: ``.npz`` files, JSON lines, folders of images."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedtailor.data.batches import Batch, Examples, MapStyleDataset, as_tensor
+from fedtailor.data.batches import Examples
 from fedtailor.data.formats.archive import walk
 from fedtailor.data.formats.images import ENDINGS, stack_images
 from fedtailor.data.formats.lines import read_records, read_texts
@@ -189,53 +187,6 @@ def preparation_of(images: Array, *, padding: int = 0, flip: bool = False) -> Im
         mean.append(centre)
         std.append(spread or 1.0)  # a channel of one colour has no spread to divide by
     return ImagePreparation(tuple(mean), tuple(std), padding=padding, flip=flip)
-
-
-def columns_of_dataset(dataset: MapStyleDataset) -> Batch:
-    """Every item of a map-style data set, as whole tensors; items are tuples (inputs, target) or dicts."""
-    if len(dataset) == 0:
-        raise FedtailorError("a data set without items: expected at least one")
-    whole = getattr(dataset, "tensors", None)  # torch.utils.data.TensorDataset has them already
-    if isinstance(whole, tuple) and all(isinstance(column, Tensor) for column in whole):
-        return whole
-    first = dataset[0]
-    if isinstance(first, dict):
-        names = list(first)
-        columns = _fill(dataset, names, len(dataset))
-        return dict(zip(names, columns, strict=True))
-    if not isinstance(first, (tuple, list)):
-        raise FedtailorError(f"an item of type {type(first).__name__}: expected (inputs, target) or a dict")
-    return tuple(_fill(dataset, list(range(len(first))), len(dataset)))
-
-
-def _fill(dataset: MapStyleDataset, keys: list[Any], count: int) -> list[Tensor]:
-    columns: list[Tensor] = []
-    for row in range(count):
-        item = dataset[row]
-        if len(item) != len(keys):
-            raise FedtailorError(f"item {row} has {len(item)} entries: expected {len(keys)} like the first")
-        for position, key in enumerate(keys):
-            value = _item_tensor(item[key], row)
-            if row == 0:
-                columns.append(torch.empty((count, *value.shape), dtype=value.dtype))
-            if value.shape != columns[position].shape[1:]:
-                raise FedtailorError(
-                    f"item {row} has shape {tuple(value.shape)}: "
-                    f"expected {tuple(columns[position].shape[1:])} like the first"
-                )
-            columns[position][row] = value
-    return columns
-
-
-def _item_tensor(value: object, row: int) -> Tensor:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return as_tensor(value) if np.ndim(value) else torch.as_tensor(value)
-    if isinstance(value, (bool, int, float, np.number)):
-        return torch.as_tensor(value)
-    raise FedtailorError(
-        f"item {row} holds a {type(value).__name__}: expected tensors, arrays or numbers; "
-        f"give the data set a transform that makes tensors"
-    )
 
 
 def _channels_first(images: Array) -> Array:
