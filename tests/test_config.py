@@ -52,7 +52,7 @@ def test_names_with_dots_are_written_so_that_they_are_read_back():
 def test_kept_layers_are_as_wide_at_every_width():
     model = {"name": "cnn", "channels": [8, 8], "norm": "none", "keep": ["features.0"]}
     prepared = prepare_config(make_config({"model": model, "data": {"dataset": "digits"}}))
-    half = prepared.method.cut_for(Budget(width=0.5), prepared.model)
+    half = prepared.method.cut_for(prepared.method.init(prepared.model), Budget(width=0.5), prepared.model)
     assert prepared.model.shape("features.0.weight", half)[0] == 8
     assert prepared.model.shape("classifier.weight", half)[1] == 4
 

@@ -48,10 +48,12 @@ class Task:
     reply: Reply
     seeds: Seeds
     action: Action = "train"
-    slot: int = 0  # position in the cohort
     memory: dict[str, Tensor] = field(default_factory=dict)  # what the client kept for itself
     memory_round: int = -1  # the round in which it kept it
     levels: Levels | None = None  # the map of its masks, where it has not been sent to this client before
+    prepared: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the client worked out for this round; never kept or sent
 
     @property
     def nbytes(self) -> int:
@@ -84,10 +86,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that a method carries from round to round.
-
-    What ``memory["row"]`` holds, plain values by name, is written into the metrics row of every round.
-    """
+    """Everything that a method carries from round to round."""
 
     round: int
     weights: dict[str, Tensor]

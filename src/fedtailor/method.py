@@ -3,7 +3,7 @@
     state         → begin → the state that a round starts from
     state, client → select → Cut → assign → Task          on the server
     Task, data    → perform → Update                      on the client:
-                    prepare, then every step: step_cuts → forward → loss
+                    prepare → train, every step: step_cuts → forward → loss; or calibrate, or evaluate
     state, updates → merge → state of the next round      on the server
     state, budget  → deploy → what a device is given
 
@@ -24,13 +24,13 @@ from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
-from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit
+from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS
 from fedtailor.elasticity.costing.memory import Workload
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
-from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.norm import NormPolicy, Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require, unknown
 from fedtailor.merging import WEIGHTINGS, holder_mean
@@ -44,7 +44,7 @@ class Method:
 
     name: ClassVar[str] = ""  # set by ``register``
     inactive: ClassVar[Literal["held", "active"]] = "held"  # what momentum and decay move outside step cuts
-    policies: ClassVar[tuple[Policy, ...]] = norm.POLICIES  # values of ``norm`` that make sense for it
+    policies: ClassVar[tuple[Policy, ...]] = norm.FOR_ANY_METHOD  # values of ``norm`` that make sense for it
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS  # limits it keeps to; None: looks at none
 
     local: LocalTraining = LocalTraining()
@@ -67,17 +67,20 @@ class Method:
         """Before each round: what a change of stage does to the state (pruning and the like)."""
         return state
 
-    def participants(self, state: ServerState, clients: Sequence[Client]) -> Sequence[Client]:
+    def participants(
+        self, state: ServerState, clients: Sequence[Client], model: ElasticModel
+    ) -> Sequence[Client]:
         """Who may be sampled in this round."""
         return clients
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The piece for a device of this budget, in training and in deployment."""
-        return fit(model.costs, budget, self.align, workload=self.workload)
+        return model.fit(budget, self.align, workload=self.workload)
 
-    def cut_in(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
-        """The same for methods whose pieces change with the state; others state ``cut_for`` alone."""
-        return self.cut_for(budget, model)
+    @property
+    def policy(self) -> NormPolicy:
+        """What happens to the running statistics of norm layers."""
+        return norm.POLICIES[self.norm]
 
     @property
     def workload(self) -> Workload:
@@ -86,34 +89,45 @@ class Method:
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """Which coordinates this client holds in this round."""
-        return self.cut_in(state, client.budget, model)
+        return self.cut_for(state, client.budget, model)
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """What the client is sent, and what it must send back."""
         cut = self.select(state, client, model, seeds)
-        patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
-        patch = norm.with_statistics(model, patch, state.weights, self.norm, [cut])
+        patch = model.cut(state.weights, cut, self.policy.travelling(model))
+        patch = self.policy.with_statistics(model, patch, state.weights, [cut])
         return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
 
     def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Do what the task asks for."""
         if task.action == "calibrate":
-            statistics, batches = norm.measure_statistics(model, task.patch, data, self.local.batch_size)
-            return self.answer(task, Patch(statistics, task.patch.cut), batches)
+            return self.calibrate(task, data, model)
         if task.action == "evaluate":
-            metrics = evaluate_patches(model, [task.patch], data)
-            return self.answer(task, Patch({}, task.reply.cut), task.client.num_examples, metrics)
+            return self.evaluate(task, data, model)
         require(task.action == "train", "task.action", task.action, f"an action that {self.name} knows")
-        task = self.prepare(task, data, model)
+        return self.train(self.prepare(task, data, model), data, model)
+
+    def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+        """Train what was prepared, and send back the part of it that the reply names."""
         patch, metrics = sgd.train(self, task, data, model)
-        return self.answer(task, patch, len(data), metrics)
+        return self.answer(task, model.part(patch, task.reply.cut), len(data), metrics)
+
+    def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+        """Measure the norm statistics of a piece on the client's data."""
+        statistics, batches = norm.measure_statistics(model, task.patch, data, self.local.batch_size)
+        return self.answer(task, Patch(statistics, task.patch.cut), batches)
+
+    def evaluate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+        """Loss and metrics of a piece on the client's data."""
+        metrics = evaluate_patches(model, [task.patch], data)
+        return self.answer(task, Patch({}, task.reply.cut), task.client.num_examples, metrics)
 
     def answer(self, task: Task, patch: Patch, weight: float, metrics: Metrics | None = None) -> Update:
         """The update that answers a task."""
         return Update(task.client.id, task.round, task.round, patch, weight, dict(metrics or {}), task.memory)
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
-        """Before local training: look at the data, adjust the task."""
+        """Before local training: look at the data, fill ``task.prepared``, narrow what will be sent back."""
         return task
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
@@ -124,8 +138,10 @@ class Method:
         """One network's output in training."""
         return model.forward(weights, cut, batch, mode="train")
 
-    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
-        """What a local step minimises, from one output per step cut."""
+    def loss(
+        self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
+    ) -> Tensor:
+        """What a local step minimises, from the output and the weights of each step cut."""
         losses = [model.objective.loss(output, batch) for output in outputs]
         return sum(losses[1:], losses[0]) / len(losses)
 
@@ -143,9 +159,15 @@ class Method:
         cost = model.cost(task.patch.cut)
         return replace(cost, macs=3 * cost.macs)
 
-    def deploy(
-        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
-    ) -> Deployed:
+    def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
         """What a device of this budget is given, without retraining."""
-        cut = self.cut_in(state, budget, model)
-        return Deployed((norm.deployable(model, state.weights, cut, self.norm),))
+        cut = self.cut_for(state, budget, model)
+        return Deployed((self.policy.deployable(model, state.weights, cut),))
+
+    def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> Mapping[str, Any]:
+        """After every merge and evaluation: plain small values for the round's record, such as a ``stage``."""
+        return {}
+
+    def diagnostics(self, state: ServerState, model: ElasticModel) -> Mapping[str, Tensor]:
+        """Tables about a finished run, for a report; they are written beside the weights."""
+        return {}

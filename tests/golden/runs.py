@@ -126,7 +126,7 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "tiers": row.get("tiers"),
         "best": row.get("best_round"),
         "reported": row.get("reported", {}),
-        "stage": row.get("stage"),
+        "stage": row["method"].get("stage"),
     }
 
 

@@ -243,7 +243,7 @@ def test_tasks_carry_their_slot_and_the_clients_of_the_round():
         engine=lambda e: Watching(e, seen),
     )
     tasks = [task for task, _ in seen]
-    assert [task.slot for task in tasks] == [0, 1, 2] * 4
+    assert [task.client.slot for task in tasks] == [0, 1, 2] * 4
     assert [task.round for task in tasks] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
     assert all(
         list(ids) == sorted(ids)

@@ -33,16 +33,8 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.checking import check_update
 from fedtailor.server.loop import RoundSettings, run_rounds
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from fedtailor.storage.wire import (
-    DecodeError,
-    Lease,
-    decode,
-    decode_levels,
-    decode_patch,
-    encode,
-    encode_levels,
-    encode_patch,
-)
+from fedtailor.storage.patch_frames import Lease, decode_levels, decode_patch, encode_levels, encode_patch
+from fedtailor.storage.wire import DecodeError, decode, encode
 from helpers import bits, cnn_model, differing, image_data
 
 MODEL = cnn_model()
@@ -183,7 +175,7 @@ def rounds(engine, until: int = ROUNDS, start: Checkpoint | None = None):
 
 def test_interrupted_around_every_event_and_with_workers_the_bits_are_the_same():
     whole, rows = rounds(InProcess(RULES, MODEL, DATA))
-    assert [len(row["supported"]) for row in rows] == [1, 2, 2, 3, 3]
+    assert [len(row["method"]["supported"]) for row in rows] == [1, 2, 2, 3, 3]
     saved, seen = None, []
     for until in range(1, ROUNDS + 1):
         at, part = rounds(InProcess(RULES, MODEL, DATA), until, saved)

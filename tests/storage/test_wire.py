@@ -25,19 +25,8 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Reply
-from fedtailor.storage.wire import (
-    MAGIC,
-    MAX_DEPTH,
-    TYPES,
-    Buffer,
-    DecodeError,
-    Lease,
-    decode,
-    decode_patch,
-    encode,
-    encode_patch,
-    settled,
-)
+from fedtailor.storage.patch_frames import Lease, decode_patch, encode_patch
+from fedtailor.storage.wire import MAGIC, MAX_DEPTH, TYPES, Buffer, DecodeError, decode, encode, settled
 from helpers import bits, cnn_model
 
 MODEL = cnn_model()
@@ -208,7 +197,7 @@ def patch_at(width: Fraction, units: list[int] | None = None) -> tuple[Patch, Le
     partial = frozenset() if units is None else frozenset({OUTPUT})
     lease = Lease(Reply(frozenset(patch.values), cut, partial), MODEL)
     if units is not None:
-        credited = Cut.of(MODEL.groups, {**cut.channels, OUTPUT: units}, cut.tag)
+        credited = Cut.of(MODEL.groups, {**cut.channels, OUTPUT: units}, cut.tag, cut.width)
         patch = MODEL.narrow(patch, credited)
     return patch, lease
 

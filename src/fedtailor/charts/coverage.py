@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedtailor.charts.panel import Record, RunRecord
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.encoding import from_text
+from fedtailor.elasticity.cutting.encoding import units_from
 from fedtailor.elasticity.cutting.names import plain, tagged
 from fedtailor.elasticity.cutting.patch import kept_positions
 from fedtailor.elasticity.groups import Axis, Extent
@@ -47,7 +47,7 @@ def _cuts(run: RunRecord, after: int, until: int | None) -> list[tuple[Cut, list
                 key = tuple(sorted(cut["channels"].items())), tuple(cut["tags"])
                 totals[key] = totals.get(key, 0) + cut["count"]
     return [
-        (Cut({group: tuple(from_text(text)) for group, text in channels}), list(tags), count)
+        (Cut({group: units_from(text) for group, text in channels}), list(tags), count)
         for (channels, tags), count in totals.items()
     ]
 

@@ -104,7 +104,9 @@ class Training(Protocol):
     def inactive(self) -> Literal["held", "active"]: ...
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]: ...
     def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any: ...
-    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor: ...
+    def loss(
+        self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
+    ) -> Tensor: ...
 
 
 class Diverged(FedtailorError):  # noqa: N818  (a result of training, not a mistake)
@@ -149,7 +151,7 @@ class LocalSteps:
             self.method.forward(values, cut, batch, self.task, self.model)
             for values, cut in zip(leaves, cuts, strict=True)
         ]
-        loss = self.method.loss(outputs, batch, self.task, self.model)
+        loss = self.method.loss(outputs, leaves, batch, self.task, self.model)
         if not math.isfinite(value := loss.item()):
             raise Diverged(f"the loss of client {self.task.client.id} became {value} in step {step}")
         loss.backward()
@@ -166,8 +168,13 @@ class LocalSteps:
     def _leaves(self, inner: Cut) -> Weights:
         """What one network of a step runs on: weights at its cut, and statistics only if they belong to its width."""
         own = norm.running(self.model, self.held, inner)
-        if inner == self.cut:
-            return {**self.held, **own}
+        if (
+            inner.unmasked == self.cut
+        ):  # single weights that it leaves out are zeros, for the method to put there
+            tracked = (
+                inner == self.cut or inner.tag == self.cut.tag
+            )  # running statistics without a tag are its own
+            return {**(self.held if tracked else self.weights), **own}
         table = self.model.inside(self.cut, inner)
         layout = self.layouts.at(inner)
         with torch.no_grad():
@@ -269,7 +276,7 @@ class _Optimiser:
         if self.only_active:
             for cut, values in zip(cuts, leaves, strict=True):
                 if all(cut.holds(other) for other in cuts):
-                    return cut, values
+                    return (outer, self.held) if cut.unmasked == outer else (cut, values)
             # Moving everything held is the same as moving the cuts alone only as long as nothing else moves it.
             require(
                 self.still, "step_cuts", cuts, "cuts inside one another, where inactive coordinates must rest"
@@ -285,7 +292,7 @@ class _Optimiser:
                 if gradient is None:
                     continue
                 values[name].grad = None  # two cuts may share a leaf, which has their sum already
-                if inner != widest:
+                if inner.unmasked != widest:
                     wide = torch.zeros(
                         model.shape(name, widest), dtype=gradient.dtype, device=gradient.device
                     )

@@ -12,6 +12,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.messages import ServerState
 from fedtailor.method import Method
 from fedtailor.methods.registry import register
 
@@ -29,6 +30,6 @@ class FedAvg(Method):
         super().__post_init__()
         object.__setattr__(self, "width", as_width(self.width, "method.width"))
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The same for every budget: FedAvg has no sub-models, so a large device gets no more than a small one."""
         return prefix(model.groups, as_width(self.width), self.align)

@@ -57,7 +57,7 @@ class FederatedDropout(Method):
         if self.mask not in ("round", "client"):
             raise unknown("mask", self.mask, ("round", "client"))
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """Channels have no order here, so no prefix is better than another: every device is given the full model."""
         return Cut.everything()
 
@@ -77,14 +77,12 @@ class FederatedDropout(Method):
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
     ) -> Any:
-        scale = scaler(model, cut, self.norm) if self.scaling == "train" else None
+        scale = scaler(model, cut, self.policy) if self.scaling == "train" else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
-    def deploy(
-        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
-    ) -> Deployed:
+    def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
         """With ``scaling = "eval"``, weights behind dropped units are multiplied by the share that was kept."""
-        deployed = super().deploy(state, budget, model, client)
+        deployed = super().deploy(state, budget, model)
         if self.scaling != "eval":
             return deployed
         (patch,) = deployed.patches
@@ -112,11 +110,11 @@ class EFD(FederatedDropout):
         super().__post_init__()
         object.__setattr__(self, "global_width", as_width(self.global_width, "method.global_width"))
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         return prefix(model.groups, as_width(self.global_width), self.align)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
-        whole = self.cut_for(client.budget, model)
+        whole = self.cut_for(state, client.budget, model)
         able = fit(model.costs, client.budget, self.align, workload=self.workload)
         if able.holds(whole):
             return whole

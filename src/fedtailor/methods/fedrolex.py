@@ -45,7 +45,7 @@ class FedRolex(HeteroFL):
         if self.phase not in ("lockstep", "independent"):
             raise unknown("phase", self.phase, ("lockstep", "independent"))
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """No prefix is trained more than the rest: every device is given the full model."""
         return Cut.everything()
 

@@ -19,9 +19,10 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.elasticity.running.scaling import scaler
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Client, ServerState, Task, Update
+from fedtailor.messages import Client, ServerState, Task
 from fedtailor.method import Method
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
@@ -50,34 +51,33 @@ class HeteroFL(Method):
         return replace(task, reply=replace(task.reply, partial=frozenset({_label_group(model.groups)})))
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
-        """The client notes which labels it owns."""
+        """The client finds out which labels it owns; of the classifier it sends back their rows alone."""
         if not (self.masked_loss or self.label_rows):
             return task
         present = torch.zeros(model.groups.counts[_label_group(model.groups)], dtype=torch.bool)
         present[data.targets.reshape(-1).unique().cpu()] = True
-        return replace(task, memory={**task.memory, "labels": present})
+        task = replace(task, prepared={**task.prepared, "labels": present})
+        if not self.label_rows:
+            return task
+        rows: Sequence[int] = present.nonzero().flatten().tolist()
+        leased, classes = task.reply.cut, _label_group(model.groups)
+        credited = Cut.of(model.groups, {**leased.channels, classes: rows}, leased.tag, leased.width)
+        return replace(task, reply=replace(task.reply, cut=credited))
 
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
     ) -> Any:
         """Inverted-dropout scaling: outputs of width r are divided by r, so that they match the full network's."""
-        scale = scaler(model, cut, self.norm) if self.scaler else None
+        scale = scaler(model, cut, self.policy) if self.scaler else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
-    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
+    def loss(
+        self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
+    ) -> Tensor:
         if self.masked_loss:
-            present = task.memory["labels"].to(outputs[0].device)
+            present = task.prepared["labels"].to(outputs[0].device)
             outputs = [mask_absent_labels(output, present) for output in outputs]
-        return super().loss(outputs, batch, task, model)
-
-    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
-        update = super().perform(task, data, model)
-        if task.action != "train" or not self.label_rows:
-            return update
-        rows = update.memory["labels"].nonzero().flatten().tolist()
-        channels: dict[str, Sequence[int]] = {**update.patch.cut.channels, _label_group(model.groups): rows}
-        credited = Cut.of(model.groups, channels, update.patch.cut.tag, update.patch.cut.width)
-        return replace(update, patch=model.narrow(update.patch, credited))
+        return super().loss(outputs, weights, batch, task, model)
 
 
 def mask_absent_labels(logits: Tensor, present: Tensor) -> Tensor:

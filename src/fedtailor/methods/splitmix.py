@@ -22,7 +22,6 @@ from fedtailor.elasticity.cutting.names import tag_of, tagged, untagged
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix, window
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.scaling import scaler
 from fedtailor.errors import FedtailorError
@@ -72,7 +71,7 @@ class SplitMix(Method):
             )
         return min(self.count, int(affordable))
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The shape of one base network."""
         self.bases_for(budget, model)
         return prefix(model.groups, as_width(self.base), self.align)
@@ -86,7 +85,7 @@ class SplitMix(Method):
         return ServerState(0, values, {"draws": 0})
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
-        cut = self.cut_for(client.budget, model)
+        cut = self.cut_for(state, client.budget, model)
         bases = choose_bases(
             self.count,
             self.bases_for(client.budget, model),
@@ -95,7 +94,7 @@ class SplitMix(Method):
             state.round,
             seeds,
         )
-        names = norm.travelling(model, self.norm)
+        names = self.policy.travelling(model)
         values = {
             tag: state.weights[tag]
             for base in bases
@@ -103,10 +102,8 @@ class SplitMix(Method):
         }
         return Task(client, state.round, Patch(values, cut), Reply(frozenset(values), cut), seeds)
 
-    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+    def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Bases share no parameter, so training one after the other on the same batches is training them together."""
-        if task.action != "train":
-            return super().perform(task, data, model)
         values: dict[str, Tensor] = {}
         losses = []
         metrics: dict[str, float] = {}
@@ -126,7 +123,7 @@ class SplitMix(Method):
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
     ) -> Any:
-        scale = scaler(model, cut, self.norm) if self.scaler else None
+        scale = scaler(model, cut, self.policy) if self.scaler else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
@@ -138,12 +135,10 @@ class SplitMix(Method):
         one = super().work(task, model)
         return sum([one] * (len(by_base(task.patch.values)) - 1), one)
 
-    def deploy(
-        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
-    ) -> Deployed:
+    def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
         """The first floor(R / rho) bases; their logits are averaged."""
-        cut, parts = self.cut_for(budget, model), by_base(state.weights)
-        names = norm.travelling(model, "averaged")
+        cut, parts = self.cut_for(state, budget, model), by_base(state.weights)
+        names = self.policy.travelling(model)
         chosen = [parts[base] for base in range(self.bases_for(budget, model))]
         return Deployed(
             tuple(Patch({n: v.clone() for n, v in part.items() if n in names}, cut) for part in chosen)

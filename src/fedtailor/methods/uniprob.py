@@ -25,7 +25,7 @@ from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.shells import Scale
-from fedtailor.messages import Task
+from fedtailor.messages import ServerState, Task
 from fedtailor.method import Method
 from fedtailor.methods.registry import register
 
@@ -44,7 +44,7 @@ class UniProb(Method):
     norm: Policy = "static"
     inverted_scaling: bool = True  # divide the outputs of drawn channels by p in training
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """Channels have no order: everyone is given the full model, if the budget can be met at all."""
         uniform_probability(model.costs, budget)
         return Cut.everything()
@@ -52,13 +52,11 @@ class UniProb(Method):
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Solve the budget for p."""
         probability = uniform_probability(model.costs, task.client.budget)
-        return replace(
-            task, memory={**task.memory, "probability": torch.tensor(probability, dtype=torch.float64)}
-        )
+        return replace(task, prepared={**task.prepared, "probability": probability})
 
     def probabilities(self, task: Task, model: ElasticModel) -> Vector:
         """The probability of every unit in this client's steps."""
-        return np.full(model.units.total, float(task.memory["probability"]))
+        return np.full(model.units.total, task.prepared["probability"])
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
         probabilities = self.probabilities(task, model)

@@ -47,7 +47,7 @@ def tier_table(title: str, run: Run) -> Table:
     for metric in metrics:
         table.add_column(metric, justify="right", no_wrap=True)
     for tier in run.fleet.tiers:
-        cut = run.method.cut_in(run.state, tier.budget, run.model)
+        cut = run.method.cut_for(run.state, tier.budget, run.model)
         cost = run.model.cost(cut)
         values = [shown(metric, run.tiers[tier.name][metric]) for metric in metrics]
         table.add_row(tier.name, cut.tag, f"{cost.params:,}", short(cost.macs), *values)

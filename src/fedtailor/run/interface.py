@@ -40,7 +40,7 @@ from fedtailor.objective import Loss, Metric, Objective
 from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import calibrate, personal_network
 from fedtailor.server.loop import RoundSettings, Row, first_checkpoint, run_rounds
-from fedtailor.server.notes import Diagnosing, describe_setup
+from fedtailor.server.notes import describe_setup
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage.checkpoint import Checkpoint, Memories
 from fedtailor.storage.fingerprint import Fingerprint, describe_environment, fingerprint
@@ -98,7 +98,7 @@ class Run:
 
     def personal(self, client: int) -> Patch:
         """What a client runs: its own part of the model on its own norm statistics."""
-        if self.method.norm != "local":
+        if not self.method.policy.kept_by_clients:
             raise FedtailorError(
                 f"client = {client}: with {self.method.name}, devices of one budget are given the same network; "
                 "expected a budget"
@@ -126,8 +126,8 @@ class Run:
 
     def save(self, folder: RunFolder) -> None:
         """Write the final weights into a run folder, after what the method has to show about them."""
-        if isinstance(self.method, Diagnosing):
-            folder.save_diagnostics(self.method.diagnostics(self.state, self.model))
+        if tables := self.method.diagnostics(self.state, self.model):
+            folder.save_diagnostics(tables)
         folder.save_weights(self.state.weights, self.model.groups.ties)
 
 
@@ -230,7 +230,9 @@ class Prepared:
 
     def texts(self, threads: int) -> dict[str, str]:
         """What is written beside the settings, for people and reports."""
-        setup = describe_setup(self.method, self.model, self.data, self.fleet, self.seeds)
+        setup = describe_setup(
+            self.method, self.model, self.data, self.fleet, self.seeds, self.method.init(self.model)
+        )
         return {
             ENVIRONMENT: json.dumps(describe_environment(threads, str(self.device)), indent=2) + "\n",
             SETUP: json.dumps(setup) + "\n",
@@ -314,8 +316,9 @@ def check(
         raise FedtailorError(
             f"the model has {max(outputs)} outputs, but the labels of {data.name} go up to {data.num_classes - 1}"
         )
+    start = method.init(model)
     for tier in fleet.tiers:
-        method.cut_for(tier.budget, model)
+        method.cut_for(start, tier.budget, model)
     check_workers(method, model, data, settings.engine)
 
 

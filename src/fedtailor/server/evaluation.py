@@ -46,10 +46,10 @@ def calibrate(
     can train in this round (levels are redrawn, or it lies at the end of a range) is measured on everyone's data.
     Answers that could not be used are added to ``refused``.
     """
-    if method.norm != "static" or not model.statistics:
+    if not method.policy.measured_after or not model.statistics:
         return state
     weights, dropped = dict(state.weights), [] if refused is None else refused
-    cuts = [method.cut_in(state, budget, model) for budget in budgets]
+    cuts = [method.cut_for(state, budget, model) for budget in budgets]
     for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)  # statistics of older weights are of no use
@@ -64,7 +64,7 @@ def calibrate(
 def _can_run(method: Method, state: ServerState, client: Client, cut: Cut, model: ElasticModel) -> bool:
     """Whether a client's budget pays for a cut; single weights are left out in the method's own cuts only."""
     if client.budget.density is not None or cut.sparse is not None:
-        return method.cut_in(state, client.budget, model).holds(cut)
+        return method.cut_for(state, client.budget, model).holds(cut)
     return fit(model.costs, client.budget, method.align, workload=method.workload).holds(cut)
 
 
@@ -79,7 +79,7 @@ def _statistics(
     refused: list[Dropped],
 ) -> list[Update]:
     """Ask clients for the statistics of one width on their data; they are sent the same patch, which they only read."""
-    patch = model.cut(state.weights, cut, norm.travelling(model, method.norm))
+    patch = model.cut(state.weights, cut, method.policy.travelling(model))
     reply = Reply(norm.tagged_statistics(model, cut), cut)
     tasks = [Task(client, state.round, patch, reply, seeds, action="calibrate") for client in clients]
     updates, dropped = check_answers(tasks, engine.run(tasks), model)
@@ -154,7 +154,7 @@ def personal_network(
     memories, cut = {client.id: at.memory_of(client.id)[1]}, method.select(at.state, client, model, seeds)
     (update,) = _asked("calibrate", method, at.state, [client], memories, model, engine, seeds, [])
     return norm.with_own(
-        model, model.cut(at.state.weights, cut, norm.travelling(model, method.norm)), update.memory
+        model, model.cut(at.state.weights, cut, method.policy.travelling(model)), update.memory
     )
 
 
@@ -170,7 +170,7 @@ def _asked(
     refused: list[Dropped],
 ) -> list[Update]:
     """Send everyone the same model, which they only read, and let them do something with their part of it."""
-    patch = model.cut(state.weights, Cut.everything(), norm.travelling(model, method.norm))
+    patch = model.cut(state.weights, Cut.everything(), method.policy.travelling(model))
     cuts = {client.id: method.select(state, client, model, seeds) for client in clients}
     tasks = [
         Task(

@@ -84,10 +84,10 @@ def run_rounds(
         clients = fleet.capacity(data.sizes, at.state.round, seeds)
         tries, strikes = hold_round(at, clients, method, model, engine, settings, seeds)
         state, best = method.merge(at.state, tries[-1].updates, model), at.best
-        row = {"round": state.round, **account(method, model, tries), **state.memory.get("row", {})}
+        row = {"round": state.round, **account(method, model, tries)}
         if state.round % settings.evaluate_every == 0 or state.round == settings.rounds:
             refused, able = list[Dropped](), faults.awake(clients, strikes, settings.engine)
-            if method.norm == "local":
+            if method.policy.kept_by_clients:
                 ended = at.after(state, tries[-1].updates, best, strikes)
                 row["tiers"] = evaluate_clients(
                     method, ended, fleet.tiers, able, model, data.test, engine, seeds, refused
@@ -103,7 +103,8 @@ def run_rounds(
             row["best_round"] = best.round
         row["resting"] = len(faults.resting(strikes, settings.engine))
         at = at.after(state, tries[-1].updates, best, strikes)
-        shown = fleet.tiers if "tiers" in row and method.norm != "local" else ()
+        shown = fleet.tiers if "tiers" in row and not method.policy.kept_by_clients else ()
+        row["method"] = dict(method.notes(state, tries[-1].updates, model))
         row["notes"] = round_notes(method, state, tries[-1].updates, model, shown)
         on_round({**row, "seconds": round(time.monotonic() - started, 4)}, at)
     return at
@@ -125,7 +126,7 @@ def hold_round(
     state, rules, count = at.state, settings.engine, settings.clients_per_round
     tries: list[Try] = []
     strikes = dict(at.strikes)
-    willing = method.participants(state, clients)
+    willing = method.participants(state, clients, model)
     while len(tries) <= rules.retries:
         if tries:
             time.sleep(faults.pause_before(len(tries), rules))
@@ -135,7 +136,7 @@ def hold_round(
         if willing and not cohort:
             raise faults.nobody_left(state.round, rules)
         tasks = [method.assign(state, client, model, seeds) for client in cohort]
-        tasks = [_with_memory(task, slot, at) for slot, task in enumerate(tasks)]
+        tasks = [_with_memory(task, at) for task in tasks]
         updates, dropped = check_answers(tasks, engine.run(tasks), model)
         strikes = faults.with_strikes(strikes, cohort, dropped)
         tries.append(Try(tasks, updates, dropped))
@@ -149,9 +150,9 @@ def first_checkpoint(method: Method, model: ElasticModel) -> Checkpoint:
     return Checkpoint(settle(method.init(model)))
 
 
-def _with_memory(task: Task, slot: int, at: Checkpoint) -> Task:
+def _with_memory(task: Task, at: Checkpoint) -> Task:
     since, memory = at.memory_of(task.client.id)
-    return replace(task, slot=slot, memory=memory, memory_round=since)
+    return replace(task, memory=memory, memory_round=since)
 
 
 def account(method: Method, model: ElasticModel, tries: list[Try]) -> Row:

@@ -11,14 +11,12 @@ with a tag of their own (``conv1.weight@base3``) are counted by tag. ``method`` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from collections.abc import Sequence
+from typing import Any
 
 from fedtailor.data import picture
 from fedtailor.data.federated import FederatedData
-from fedtailor.elasticity.cutting.encoding import as_text
+from fedtailor.elasticity.cutting.encoding import units_value
 from fedtailor.elasticity.cutting.names import is_tagged, tag_of
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.fleet import Fleet, Tier
@@ -29,24 +27,6 @@ from fedtailor.seeds import Seeds
 MOST_CLIENTS = 200  # whose data and tier are described one by one
 
 
-@runtime_checkable
-class TakesNotes(Protocol):
-    """A method that has something to show: plain values (numbers, text, lists, dicts), small, after every round."""
-
-    def notes(
-        self, state: ServerState, updates: Sequence[Update], model: ElasticModel
-    ) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class Diagnosing(Protocol):
-    """A method that has tables to show about a finished run, for a report: they are written beside the weights."""
-
-    def diagnostics(self, state: ServerState, model: ElasticModel) -> dict[str, Tensor]:
-        """The tables by name."""
-        ...
-
-
 def round_notes(
     method: Method,
     state: ServerState,
@@ -55,17 +35,17 @@ def round_notes(
     tiers: Sequence[Tier] = (),
 ) -> dict[str, Any]:
     """The line of one round; ``state`` is the one after it, ``tiers`` are those that were evaluated."""
-    counted: Counter[tuple[tuple[tuple[str, str], ...], tuple[str, ...]]] = Counter()
+    counted: Counter[tuple[tuple[tuple[str, int | str], ...], tuple[str, ...]]] = Counter()
     for update in updates:
-        channels = tuple((group, as_text(units)) for group, units in update.patch.cut.key)
+        channels = tuple((group, units_value(units)) for group, units in update.patch.cut.key)
         weights = [name for name, value in update.patch.values.items() if value.dim() >= 2]
         tags = sorted({tag_of(name) for name in weights if is_tagged(name)})
         counted[channels, tuple(tags)] += 1
     cuts = [
         {"count": count, "channels": dict(channels), "tags": list(tags)}
-        for (channels, tags), count in sorted(counted.items())
+        for (channels, tags), count in sorted(counted.items(), key=repr)
     ]
-    own = dict(method.notes(state, updates, model)) if isinstance(method, TakesNotes) else {}
+    own = dict(method.notes(state, updates, model))
     deployed = {tier.name: _deployed(method, state, tier, model) for tier in tiers}
     line = {"round": state.round, "cuts": cuts, "method": own, "deployed": deployed}
     return {key: value for key, value in line.items() if value or key in ("round", "cuts")}
@@ -77,12 +57,12 @@ def _deployed(method: Method, state: ServerState, tier: Tier, model: ElasticMode
 
 
 def describe_setup(
-    method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, seeds: Seeds
+    method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, seeds: Seeds, start: ServerState
 ) -> dict[str, Any]:
     """What a run starts from, as far as a report shows it."""
     tiers = []
     for tier, clients in zip(fleet.tiers, fleet.counts(data.num_clients), strict=True):
-        cut = method.cut_for(tier.budget, model)
+        cut = method.cut_for(start, tier.budget, model)
         cost = model.cost(cut)
         width = None if tier.budget.width is None else float(tier.budget.width)
         budget = str(tier.budget)

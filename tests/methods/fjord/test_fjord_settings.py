@@ -36,21 +36,21 @@ def assign(method, model, width, number=0, round=0):
 def test_a_budget_between_two_widths_gets_the_smaller_one():
     model, method = cnn_model(10, 15), FjORD()
     for width, tag in ((0.2, "1/5"), (0.39, "1/5"), (0.5, "2/5"), (1, "1")):
-        assert method.cut_for(Budget(width=width), model).tag == tag
+        assert method.cut_for(method.init(model), Budget(width=width), model).tag == tag
     macs = [model.cost(prefix(model.groups, width)).macs for width in as_candidates("uniform-5")]
-    assert method.cut_for(Budget(macs=macs[2]), model).tag == "3/5"
-    assert method.cut_for(Budget(macs=macs[2] - 1), model).tag == "2/5"
-    assert method.cut_for(Budget(macs=macs[2], width=0.2), model).tag == "1/5"
+    assert method.cut_for(method.init(model), Budget(macs=macs[2]), model).tag == "3/5"
+    assert method.cut_for(method.init(model), Budget(macs=macs[2] - 1), model).tag == "2/5"
+    assert method.cut_for(method.init(model), Budget(macs=macs[2], width=0.2), model).tag == "1/5"
     for budget in (Budget(width=0.1), Budget(macs=macs[0] - 1)):
         with pytest.raises(FedtailorError, match="no width of method.widths fits it; the smallest is 1/5"):
-            method.cut_for(budget, model)
+            method.cut_for(method.init(model), budget, model)
 
 
 def test_equal_counts_of_a_narrow_layer_do_not_make_a_larger_width_affordable():
     """Of three channels both 1/2 and 3/5 keep two."""
     model = mlp_model(3)
     assert kept(Fraction(1, 2), 3) == kept(Fraction(3, 5), 3)
-    assert FjORD().cut_for(Budget(width=0.5), model).tag == "2/5"
+    assert FjORD().cut_for(FjORD().init(model), Budget(width=0.5), model).tag == "2/5"
 
 
 @pytest.mark.parametrize(

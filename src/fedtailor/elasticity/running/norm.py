@@ -17,6 +17,7 @@ memory and data is deployed with those of the module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -31,18 +32,67 @@ from fedtailor.elasticity.running.pieces import Pieces, Weights
 from fedtailor.errors import FedtailorError
 
 Policy = Literal["averaged", "static", "per_width", "local"]
-POLICIES: tuple[Policy, ...] = ("averaged", "static", "per_width")  # that any method may follow
 
 
-def travelling(model: Pieces, policy: Policy) -> frozenset[str]:
-    """The tensors of the model that go to a client and come back; statistics of single widths are extra."""
-    names = frozenset(model.groups.extents) - frozenset(model.constants)
-    return names if policy == "averaged" else names - frozenset(model.statistics)
+@dataclass(frozen=True)
+class NormPolicy:
+    """Who measures running statistics, who keeps them, and who evaluates; the table above as an object."""
+
+    name: Policy
+    with_weights: bool = False  # tracked in training, sent and merged like weights
+    per_width: bool = False  # tracked for each width, sent to whoever may run it, merged by name
+    measured_after: bool = False  # not tracked: the server asks clients to measure each width's after merging
+    kept_by_clients: bool = (
+        False  # tracked by each client and never sent: clients evaluate their networks themselves
+    )
+
+    def travelling(self, model: Pieces) -> frozenset[str]:
+        """The tensors of the model that go to a client and come back; statistics of single widths are extra."""
+        names = frozenset(model.groups.extents) - frozenset(model.constants)
+        return names if self.with_weights else names - frozenset(model.statistics)
+
+    def with_statistics(
+        self, model: Pieces, patch: Patch, weights: Mapping[str, Tensor], cuts: Iterable[Cut]
+    ) -> Patch:
+        """The patch and, where they are kept apart, the statistics of every cut that its holder may run."""
+        if not self.per_width:
+            return patch
+        return Patch({**patch.values, **statistics_at(model, weights, cuts)}, patch.cut)
+
+    def deployable(self, model: Pieces, weights: Mapping[str, Tensor], cut: Cut) -> Patch:
+        """The patch of a cut, complete with the statistics that it runs on."""
+        own = statistics_of(model, cut)
+        if self.with_weights or not own:
+            return model.cut(weights, cut, POLICIES["averaged"].travelling(model))
+        if self.measured_after and not calibrated(model, weights, cut):
+            raise FedtailorError(
+                f"width {cut.tag} has no statistics yet: its norm layers must be calibrated on clients' data"
+            )
+        patch = model.cut(weights, cut, self.travelling(model))
+        return Patch({**patch.values, **{name: _statistic(model, weights, name, cut) for name in own}}, cut)
+
+
+POLICIES: dict[Policy, NormPolicy] = {
+    "averaged": NormPolicy("averaged", with_weights=True),
+    "static": NormPolicy("static", measured_after=True),
+    "per_width": NormPolicy("per_width", per_width=True),
+    "local": NormPolicy("local", kept_by_clients=True),
+}
+FOR_ANY_METHOD: tuple[Policy, ...] = (
+    "averaged",
+    "static",
+    "per_width",
+)  # ``local`` needs clients that take part in it
+
+
+def statistics_of(model: Pieces, cut: Cut) -> tuple[str, ...]:
+    """The statistics of the norm layers that a cut holds."""
+    return tuple(name for name in model.statistics if name not in cut.absent)
 
 
 def tagged_statistics(model: Pieces, cut: Cut) -> frozenset[str]:
     """The names under which the statistics of a cut are kept."""
-    return frozenset(tagged(name, cut.tag) for name in model.statistics)
+    return frozenset(tagged(name, cut.tag) for name in statistics_of(model, cut))
 
 
 def calibrated(model: Pieces, weights: Mapping[str, Tensor], cut: Cut) -> bool:
@@ -58,22 +108,13 @@ def statistics_at(model: Pieces, weights: Mapping[str, Tensor], cuts: Iterable[C
     return {
         tagged(name, cut.tag): _statistic(model, weights, name, cut)
         for cut in cuts
-        for name in model.statistics
+        for name in statistics_of(model, cut)
     }
-
-
-def with_statistics(
-    model: Pieces, patch: Patch, weights: Mapping[str, Tensor], policy: Policy, cuts: Iterable[Cut]
-) -> Patch:
-    """The patch and, where the policy keeps them apart, the statistics of every cut that its holder may run."""
-    if policy != "per_width":
-        return patch
-    return Patch({**patch.values, **statistics_at(model, weights, cuts)}, patch.cut)
 
 
 def running(model: Pieces, held: Mapping[str, Tensor], cut: Cut) -> Weights:
     """The held statistics of a cut under the module's own names, to run on: the same tensors, so updates stay."""
-    own = {name: held.get(tagged(name, cut.tag)) for name in model.statistics}
+    own = {name: held.get(tagged(name, cut.tag)) for name in statistics_of(model, cut)}
     return {name: value for name, value in own.items() if value is not None}
 
 
@@ -87,23 +128,10 @@ def _statistic(model: Pieces, weights: Mapping[str, Tensor], name: str, cut: Cut
     return own.clone() if own is not None else gather(weights[name], model.table(cut)[name])
 
 
-def deployable(model: Pieces, weights: Mapping[str, Tensor], cut: Cut, policy: Policy) -> Patch:
-    """The patch of a cut, complete with the statistics that the policy says it runs on."""
-    if policy == "averaged" or not model.statistics:
-        return model.cut(weights, cut, travelling(model, "averaged"))
-    if policy == "static" and not calibrated(model, weights, cut):
-        raise FedtailorError(
-            f"width {cut.tag} has no statistics yet: its norm layers must be calibrated on clients' data"
-        )
-    patch = model.cut(weights, cut, travelling(model, policy))
-    statistics = {name: _statistic(model, weights, name, cut) for name in model.statistics}
-    return Patch({**patch.values, **statistics}, cut)
-
-
 @torch.no_grad()
 def measure_statistics(model: Pieces, patch: Patch, data: Examples, batch_size: int) -> tuple[Weights, int]:
     """The cumulative average of batch statistics over the data, and the number of batches (sBN's query)."""
-    fresh = {name: _blank(model, name, patch.cut, patch.values) for name in model.statistics}
+    fresh = {name: _blank(model, name, patch.cut, patch.values) for name in statistics_of(model, patch.cut)}
     ready = to_run(model, patch)
     values = {**ready.values, **fresh}
     count = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from fedtailor.data.batches import Batch, inputs_of
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Mask, Survivors
+from fedtailor.elasticity.cutting.names import is_tagged
 from fedtailor.elasticity.cutting.patch import (
     WHOLE,
     Patch,
@@ -29,12 +30,14 @@ from fedtailor.elasticity.cutting.patch import (
 from fedtailor.elasticity.cutting.unit_vectors import UnitMap
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.running.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
+from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers
 from fedtailor.elasticity.tracing.copies import named_tensors, weightless
 from fedtailor.elasticity.tracing.rewrite import SizedGraph, plain_graph
 from fedtailor.errors import FedtailorError
 from fedtailor.objective import Objective
 
 Weights = dict[str, Tensor]
+T = TypeVar("T")
 
 CACHED_INDICES = 512  # index tables kept at once; a prefix takes a few kilobytes
 
@@ -77,6 +80,7 @@ class Pieces:
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
         self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
         self._plans: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
+        self._derived: dict[Hashable, Any] = {}
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
 
     @cached_property
@@ -89,6 +93,12 @@ class Pieces:
         ]
         extents = [self.groups.extents.get(f"{path}.weight", ()) for path in tables]
         return frozenset(axis.group for dims in extents for extent in dims[1:] for axis in extent.axes)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is derived from the model alone, made when it is first asked for and remembered with the model."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return cast(T, self._derived[key])
 
     @cached_property
     def units(self) -> UnitMap:
@@ -135,6 +145,13 @@ class Pieces:
         return Patch(
             {name: gather(value, table[name]) for name, value in patch.values.items() if name in table}, inner
         )
+
+    def part(self, patch: Patch, inner: Cut) -> Patch:
+        """As ``narrow``, with the tensors that stand beside the model's as they are."""
+        if inner == patch.cut:
+            return Patch(patch.values, inner)
+        beside = {name: value for name, value in patch.values.items() if is_tagged(name)}
+        return Patch({**beside, **self.narrow(patch, inner).values}, inner)
 
     def spread(self, patch: Patch) -> Patch:
         """The patch with all weights of its channels, those that its mask leaves out as zeros."""
@@ -198,7 +215,11 @@ class Pieces:
         small: nn.Module = weightless(self.module) if self.network is None else copy.deepcopy(self.network)
         resize(small, self.groups, patch.cut)
         if isinstance(small, SizedGraph):
+            refuse_skipping(patch.cut)
             small = plain_graph(small, list(self.constants)).train(self.module.training)
+        for path in skipped_layers(self.module, patch.cut):
+            owner, _, leaf = path.rpartition(".")
+            setattr(small.get_submodule(owner), leaf, Skipped())
         parameters = dict(self.module.named_parameters())
         made: dict[str, Tensor] = {}
         for name, value in self.complete(patch.values, patch.cut).items():
@@ -212,7 +233,7 @@ class Pieces:
         return small
 
     def shape(self, name: str, cut: Cut) -> tuple[int, ...]:
-        """The shape of a tensor at a cut; where a mask leaves out single weights, the others lie in one row."""
+        """The shape of a tensor that a cut holds; where a mask leaves out single weights, the others lie in one row."""
         if cut.sparse is not None and name in cut.sparse.levels.maps:
             return (cut.sparse.count(name),)
         kept = (kept_positions(extent, cut, self.groups.counts) for extent in self.groups.extents[name])
@@ -229,6 +250,8 @@ class Pieces:
         table = self.table(cut)
         values = {name: value for name, value in weights.items() if name in table}
         for name, value in self.constants.items():
+            if name in cut.absent:
+                continue
             source = value if device is None else value.to(device)
             values[name] = gather(source, table[name]) if cut.channels else source
         return {
@@ -272,6 +295,7 @@ class Pieces:
                 if outer is None
                 else where_inside(extents, outer, cut, widths)
                 for name, extents in self.groups.extents.items()
+                if name not in cut.absent
             }
             if len(self._tables) > CACHED_INDICES:
                 self._tables.popitem(last=False)

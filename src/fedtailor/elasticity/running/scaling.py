@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.norm import NormPolicy
 from fedtailor.elasticity.running.pieces import Pieces
 
 
-def scaler(model: Pieces, cut: Cut, policy: Policy) -> dict[str, float]:
+def scaler(model: Pieces, cut: Cut, policy: NormPolicy) -> dict[str, float]:
     """The factor 1 / s for every layer whose output shrinks; the classifier, whose output is fixed, keeps its own.
 
     In front of a batch norm the factor cancels out in training. It would only spoil running statistics, which are used
@@ -15,7 +15,7 @@ def scaler(model: Pieces, cut: Cut, policy: Policy) -> dict[str, float]:
     """
     groups = model.groups
     factor = 1 / float(cut.share(groups))
-    if factor == 1 or (model.statistics and policy != "static"):
+    if factor == 1 or (model.statistics and not policy.measured_after):
         return {}
     shrinking = set(cut.channels)
     return {layer: factor for layer, produced in groups.producers.items() if shrinking & set(produced)}

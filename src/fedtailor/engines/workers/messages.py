@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.levels import Levels, Mask
+from fedtailor.elasticity.cutting.encoding import cut_from, cut_value
+from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.engine import Answer
-from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Dropped, Reply, Task, Update
 from fedtailor.seeds import Seeds
 
@@ -47,7 +47,7 @@ def evaluation_value(patches: Sequence[Patch], batches: range) -> Value:
 def evaluation_of(value: Mapping[str, Any], tensors: Tensors) -> tuple[list[Patch], range]:
     """The inverse of ``evaluation_value``."""
     cuts = [
-        cut_of(cut, levels_of(levels)) for cut, levels in zip(value["cuts"], value["levels"], strict=True)
+        cut_from(cut, levels_of(levels)) for cut, levels in zip(value["cuts"], value["levels"], strict=True)
     ]
     return [Patch(each, cut) for each, cut in zip(tensors, cuts, strict=True)], range(*value["batches"])
 
@@ -63,10 +63,9 @@ def task_value(task: Task) -> Value:
         "reply": [sorted(task.reply.names), cut_value(task.reply.cut), sorted(task.reply.partial)],
         "seeds": str(task.seeds.root),
         "action": task.action,
-        "slot": task.slot,
         "memory": dict(task.memory),
         "memory_round": task.memory_round,
-        "levels": levels_value(task.patch.cut),
+        "levels": levels_value(masked_cut(task)),
         "levels_are_new": task.levels is not None,
     }
 
@@ -79,11 +78,10 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
     return Task(
         client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
         round=value["round"],
-        patch=Patch(dict(patch), cut_of(value["cut"], levels)),
-        reply=Reply(frozenset(names), cut_of(cut, levels), frozenset(partial)),
+        patch=Patch(dict(patch), cut_from(value["cut"], levels)),
+        reply=Reply(frozenset(names), cut_from(cut, levels), frozenset(partial)),
         seeds=Seeds(int(value["seeds"])),
         action=value["action"],
-        slot=value["slot"],
         memory=value["memory"],
         memory_round=value["memory_round"],
         levels=levels if value["levels_are_new"] else None,
@@ -109,29 +107,13 @@ def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
     if "dropped" in value:
         return Dropped(*value["dropped"])
     client, round, base_round = value["update"]
-    patch = Patch(value["values"], cut_of(value["cut"], levels))
+    patch = Patch(value["values"], cut_from(value["cut"], levels))
     return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])
 
 
-def cut_value(cut: Cut) -> list[Any]:
-    """Prefixes as their length, other units as a list; a mask by its level and the digest of its map."""
-    units = {group: len(u) if isinstance(u, range) else list(u) for group, u in cut.channels.items()}
-    mask = None if cut.mask is None else [cut.mask.level, cut.mask.levels.digest]
-    width = None if cut.width is None else str(cut.width)
-    return [units, cut.tag, mask, width, sorted(cut.absent)]
-
-
-def cut_of(value: list[Any], levels: Levels | None = None) -> Cut:
-    """The cut of a value; it says what the writer's cut said, checked or not. ``levels`` is the map of its mask."""
-    channels, tag, mask, share, absent = value
-    width = None if share is None else Fraction(share)
-    units = {g: range(u) if isinstance(u, int) else tuple(u) for g, u in channels.items()}
-    if mask is None:
-        return Cut(units, tag, None, width, frozenset(absent))
-    level, digest = mask
-    if levels is None or levels.digest != digest:
-        raise FedtailorError(f"a cut with a mask of the map {digest}, which did not travel with it")
-    return Cut(units, tag, Mask(levels, level), width, frozenset(absent))
+def masked_cut(task: Task) -> Cut:
+    """The cut whose map of levels travels with a task: what it holds, or, of a whole model, what it must send back."""
+    return task.patch.cut if task.patch.cut.mask is not None else task.reply.cut
 
 
 def levels_value(cut: Cut) -> dict[str, Tensor] | None:

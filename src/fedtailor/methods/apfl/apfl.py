@@ -37,7 +37,7 @@ class APFL(FedCS):
     def renewed(self, state: ServerState, model: ElasticModel, *clients: int) -> ServerState:
         """In FedPA's first round, the state with the weights that it starts from: those of the module."""
         memory = state.memory
-        trained = memory["row"]["stage"] == "fedpa"
+        trained = memory["stage"] == "fedpa"
         searched = memory["over"] or all(client in memory["widths"] for client in clients)
         if self.inherit or trained or state.round < self.warmup_rounds or not searched:
             return state

@@ -25,7 +25,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix, units_of
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running import norm
+from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client, Reply, ServerState, Task, Update
 from fedtailor.methods.apfl.channel_search import LocalScore, Shrinking, prune
@@ -86,15 +86,15 @@ class FedCS(PartialAggregation):
         return round(self.warmup * self.local.rounds)
 
     def init(self, model: ElasticModel) -> ServerState:
-        full = absolute_limits(model.costs, Budget(macs=1, params=1, bytes=1))
-        memory = {"full": {name: int(cost) for name, cost in full.items()}, "widths": {}, "over": False}
-        row = {"stage": "warm-up" if self.warmup_rounds else "search", "searched": 0}
-        return ServerState(0, model.weights(), {**memory, "row": row})
+        stage = "warm-up" if self.warmup_rounds else "search"
+        return ServerState(0, model.weights(), {"widths": {}, "over": False, "stage": stage})
 
-    def participants(self, state: ServerState, clients: Sequence[Client]) -> Sequence[Client]:
+    def participants(
+        self, state: ServerState, clients: Sequence[Client], model: ElasticModel
+    ) -> Sequence[Client]:
         """Warm-up: clients that can run the full network. Search: those that have not searched. Then nobody."""
         if state.round < self.warmup_rounds:
-            able = [client for client in clients if _can_run_all(client.budget, state.memory["full"])]
+            able = [client for client in clients if _can_run_all(client.budget, model)]
             if not able:
                 raise FedtailorError(
                     "no client can run the full network, which the warm-up trains: give one tier width = 1, or set "
@@ -119,14 +119,14 @@ class FedCS(PartialAggregation):
         found = state.memory["widths"].get(client.id)
         if found is not None and self.affordable(cut := architecture(found, model), client.budget, model):
             return cut
-        return self.cut_in(state, client.budget, model)
+        return self.cut_for(state, client.budget, model)
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """The super-network to warm it up or to search in it; afterwards the client's part of it."""
         warming = state.round < self.warmup_rounds
         if not warming and (state.memory["over"] or client.id in state.memory["widths"]):
             return super().assign(state, client, model, seeds)
-        patch = model.cut(state.weights, Cut.everything(), norm.travelling(model, self.norm))
+        patch = model.cut(state.weights, Cut.everything(), self.policy.travelling(model))
         names = frozenset(patch.values) if warming else frozenset[str]()
         reply = Reply(names, patch.cut)
         return Task(client, state.round, patch, reply, seeds, "train" if warming else "search")
@@ -137,18 +137,16 @@ class FedCS(PartialAggregation):
         warming = state.round < self.warmup_rounds
         found = {update.client: _widths(update, model) for update in updates if not update.patch.values}
         widths = {**memory["widths"], **found}
-        stage = (
-            "warm-up" if warming else "search" if found else "fedpa" if updates else memory["row"]["stage"]
-        )
+        stage = "warm-up" if warming else "search" if found else "fedpa" if updates else memory["stage"]
         # Where nobody answers the search is over, and whoever has not searched keeps a uniform width.
         over = memory["over"] or not (warming or updates)
-        row = {"stage": stage, "searched": len(widths)}
-        return replace(merged, memory={**memory, "widths": widths, "over": over, "row": row})
+        return replace(merged, memory={**memory, "widths": widths, "over": over, "stage": stage})
 
     def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> dict[str, Any]:
-        """What the clients of a search round found: its cost, and the share of units kept of every channel group."""
-        if state.memory["row"]["stage"] != "search":
-            return {}
+        """The stage; of a search round what its clients found: its cost, and the share of units kept of every group."""
+        said = {"stage": state.memory["stage"], "searched": len(state.memory["widths"])}
+        if state.memory["stage"] != "search":
+            return said
         full, found = model.groups.counts, {}
         for client in (update.client for update in updates):
             widths = state.memory["widths"].get(client)
@@ -156,7 +154,7 @@ class FedCS(PartialAggregation):
                 cost = model.cost(architecture(widths, model))
                 kept = {group: round(units / full[group], 4) for group, units in widths.items()}
                 found[str(client)] = {"macs": cost.macs, "params": cost.params, "kept": kept}
-        return {"architectures": found}
+        return {**said, "architectures": found}
 
     # Warm-up on the client: the sandwich rule
 
@@ -187,7 +185,9 @@ class FedCS(PartialAggregation):
         groups = model.groups
         return Cut.of(groups, {g: range(units_of(groups, g, draw(), self.align)) for g in groups.elastic})
 
-    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
+    def loss(
+        self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
+    ) -> Tensor:
         """CE(full, labels) and, for each other network, its cross-entropy against the full one's answers: their sum."""
         full, *others = outputs
         total = model.objective.loss(full, batch)
@@ -234,9 +234,11 @@ class FedCS(PartialAggregation):
         return Cost(held.params, 3 * sum(passes) // steps, held.bytes)
 
 
-def _can_run_all(budget: Budget, full: dict[str, int]) -> bool:
+def _can_run_all(budget: Budget, model: ElasticModel) -> bool:
     """Whether a budget pays for the full network."""
-    return all(limit == 1 or (name in full and limit >= full[name]) for name, limit in budget.limits.items())
+    limits = {name: limit for name, limit in budget.limits.items() if limit != 1}
+    full = absolute_limits(model.costs, Budget(macs=1, params=1, bytes=1))
+    return all(name in full and limit >= full[name] for name, limit in limits.items())
 
 
 def _widths(update: Update, model: ElasticModel) -> dict[str, int]:

@@ -58,15 +58,6 @@ class PartialAggregation(Method):
         allowed, cost = model.cost(prefix(model.groups, as_width(budget.width), self.align)), model.cost(cut)
         return cost.macs <= allowed.macs and cost.params <= allowed.params
 
-    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
-        if task.action == "train":
-            return self.train(task, data, model)
-        if task.action == "calibrate":
-            return self.calibrate(task, data, model)
-        if task.action == "evaluate":
-            return self.evaluate(task, data, model)
-        return super().perform(task, data, model)
-
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Train on the statistics of the last time; they go into the client's memory, and nowhere else."""
         cut = task.patch.cut
@@ -74,7 +65,7 @@ class PartialAggregation(Method):
         statistics = known or norm.statistics_at(model, model.weights(), [cut])
         patch = Patch({**task.patch.values, **statistics}, cut)
         reply = replace(task.reply, names=task.reply.names | frozenset(statistics))
-        working = self.prepare(replace(task, patch=patch, reply=reply), data, model)
+        working = replace(task, patch=patch, reply=reply)
         trained, metrics = sgd.train(self, working, data, model)
         kept = {name: trained.values.pop(name) for name in statistics}
         return self.answer(replace(working, memory=kept), trained, len(data), metrics)
@@ -115,13 +106,13 @@ class FedPA(PartialAggregation):
             fine = client.isdecimal() and all(units >= 1 for units in widths.values())
             require(fine, "method.architectures", {client: widths}, "client numbers and at least 1 unit each")
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         return fit(model.costs, budget, self.align, family="per_group", workload=self.workload)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         given = self.architectures.get(str(client.id))
         if given is None:
-            return self.cut_in(state, client.budget, model)
+            return self.cut_for(state, client.budget, model)
         cut = architecture(given, model)
         if not self.affordable(cut, client.budget, model):
             raise FedtailorError(

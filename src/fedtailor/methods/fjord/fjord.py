@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -26,8 +25,8 @@ from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit_among
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, kept, prefix
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import Policy
+from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client, Reply, ServerState, Task
 from fedtailor.method import Method
@@ -35,9 +34,6 @@ from fedtailor.methods.fjord.shares import mean_shares
 from fedtailor.methods.registry import register
 from fedtailor.objective import distillation_loss
 from fedtailor.seeds import Seeds
-
-# What ``shares_at`` found for a model, as long as that lives.
-_SHARES: WeakKeyDictionary[ElasticModel, dict[tuple[FjORD, Budget], tuple[float, ...]]] = WeakKeyDictionary()
 
 
 @register("fjord")
@@ -85,7 +81,7 @@ class FjORD(Method):
                 "method.mean_budget: expected plain draws of one width; set method.distillation = false and leave "
                 "probabilities, per_layer and random_drop as they are"
             )
-        if self.per_layer and self.norm == "per_width":
+        if self.per_layer and self.policy.per_width:
             raise FedtailorError(
                 "method.per_layer: networks of mixed widths have no statistics of one width; set method.norm = 'static'"
             )
@@ -103,7 +99,10 @@ class FjORD(Method):
         sliced = {group: units for group, units in cut.channels.items() if group not in model.embedded}
         return Cut.of(model.groups, sliced, cut.tag, cut.width)
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
+        return self.largest_cut(budget, model)
+
+    def largest_cut(self, budget: Budget, model: ElasticModel) -> Cut:
         """F_p of the largest width of P that the budget allows: other widths have never been trained."""
         if self.mean_budget and budget.macs is not None:
             shares = self.shares_at(budget, model)
@@ -114,7 +113,7 @@ class FjORD(Method):
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """The prefix p_max; with random dropout also the units that were drawn from the next larger width."""
-        own = self.cut_for(client.budget, model)
+        own = self.largest_cut(client.budget, model)
         beyond = self.random_cut(client, state.round, model, seeds)
         if beyond is None:
             return own
@@ -126,9 +125,9 @@ class FjORD(Method):
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """The statistics of every width that the client may run travel with its weights."""
         cut = self.select(state, client, model, seeds)
-        patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
+        patch = model.cut(state.weights, cut, self.policy.travelling(model))
         inside = [self.cut_at(width, model) for width in self.candidates if width <= largest_width(cut)]
-        patch = norm.with_statistics(model, patch, state.weights, self.norm, inside)
+        patch = self.policy.with_statistics(model, patch, state.weights, inside)
         return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
@@ -152,10 +151,12 @@ class FjORD(Method):
         # A student as wide as its teacher has nothing to learn from it: with alpha = 1 its gradient is zero.
         return [student] if student == teacher and self.alpha == 1 else [teacher, student]
 
-    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
+    def loss(
+        self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
+    ) -> Tensor:
         """CE(teacher, labels) + (1 - alpha) CE(student, labels) + alpha CE(student, teacher); both passes count."""
         if len(outputs) == 1:
-            return super().loss(outputs, batch, task, model)
+            return super().loss(outputs, weights, batch, task, model)
         teacher, student = outputs
         total = model.objective.loss(teacher, batch)
         if self.alpha > 0:
@@ -178,7 +179,7 @@ class FjORD(Method):
         """
         if self.random_drop == 0:
             return None
-        own = largest_width(self.cut_for(client.budget, model))
+        own = largest_width(self.largest_cut(client.budget, model))
         larger = [width for width in self.candidates if width > own]
         if not larger:
             return None
@@ -202,11 +203,12 @@ class FjORD(Method):
 
     def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
         """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""
-        found = _SHARES.setdefault(model, {})
-        if (self, budget) not in found:  # a client's steps all ask the same
+
+        def solve() -> tuple[float, ...]:
             costs = [float(model.cost(self.cut_at(width, model)).macs) for width in self.candidates]
-            found[self, budget] = mean_shares(costs, allowed_macs(model.costs, budget), budget)
-        return found[self, budget]
+            return mean_shares(costs, allowed_macs(model.costs, budget), budget)
+
+        return model.once(("shares", self, budget), solve)  # a client's steps all ask the same
 
     def _shares(self, task: Task, model: ElasticModel) -> Sequence[float]:
         budget = task.client.budget

@@ -76,7 +76,7 @@ class Flado(UniProb):
 
     # On the server
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         self.uniform(budget, model)
         return Cut.everything()
 
@@ -117,22 +117,20 @@ class Flado(UniProb):
 
     # On the client
 
-    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+    def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Training that leaves the numbers is done again from uniform probabilities, once; both attempts count."""
-        if task.action != "train":
-            return super().perform(task, data, model)
         again: dict[str, float] = {}
         try:
-            update = super().perform(task, data, model)
+            update = super().train(task, data, model)
         except Diverged:
-            if SKETCH not in task.patch.values and not task.memory:
-                raise  # they were uniform
-            afresh = replace(task, patch=without_trajectory(task.patch), memory={})
-            update = super().perform(afresh, data, model)
+            if task.prepared["uniform"]:
+                raise
+            task = self.prepare(replace(task, memory={}), data, model)
+            update = super().train(task, data, model)
             again = {"examples": 2 * update.metrics["examples"], "reset": 1.0}
-        groups = model.units.by_group(update.memory["probabilities"].numpy())
+        groups = model.units.by_group(self.probabilities(task, model))
         means = {f"{MEAN}{group}": float(each.mean()) for group, each in groups.items()}
-        cosine = {name: float(value) for name, value in update.memory.items() if name == "cosine"}
+        cosine = {name: value for name, value in task.prepared.items() if name == "cosine"}
         return replace(update, metrics={**update.metrics, **means, **cosine, **again})
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
@@ -140,14 +138,12 @@ class Flado(UniProb):
         budget, kept = task.client.budget, task.memory.get("probabilities")
         known = kept is not None and kept.shape == (model.units.total,)
         p = self.at_budget(kept.numpy(), budget, model) if known else self.uniform(budget, model)  # type: ignore[union-attr]
-        patch, memory = without_trajectory(task.patch), dict[str, Tensor]()
-        if SKETCH in task.patch.values and not (p == 1).all():
-            p, cosine = self.aligned(
-                p, replace(task, patch=patch), trajectory_of(task.patch, model), data, model
-            )
-            memory["cosine"] = torch.tensor(cosine, dtype=torch.float64)
-        memory["probabilities"] = torch.from_numpy(p)
-        return replace(task, patch=patch, memory=memory)
+        patch, follows = without_trajectory(task.patch), SKETCH in task.patch.values
+        prepared: dict[str, Any] = {"uniform": not follows and not task.memory}
+        if follows and not (p == 1).all():
+            trajectory = trajectory_of(task.patch, model)
+            p, prepared["cosine"] = self.aligned(p, replace(task, patch=patch), trajectory, data, model)
+        return replace(task, patch=patch, memory={"probabilities": torch.from_numpy(p)}, prepared=prepared)
 
     def aligned(
         self, p: Vector, task: Task, trajectory: Trajectory, data: Examples, model: ElasticModel
@@ -163,7 +159,7 @@ class Flado(UniProb):
                 scale = self.scale(p, cut, weights, model) if self.inverted_scaling else None
                 with task.seeds.scope("alignment layers", client=task.client.id, round=task.round):
                     outputs = model.forward(weights, cut, batch, mode="train", scale=scale)
-                return self.loss([outputs], batch, task, model)
+                return self.loss([outputs], [dict(weights)], batch, task, model)
 
             def draw(number: int, step: int = step, p: Vector = p) -> Cut:
                 purpose = f"alignment draw {number}"

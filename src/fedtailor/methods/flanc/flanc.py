@@ -46,14 +46,6 @@ REGULARISERS = ("mean", "norm", "off")
 FORMS = ("cheaper", "composed", "two_step")
 
 
-@dataclass(frozen=True)
-class Regularised:
-    """A network's output, and what the regulariser says about the bases it was composed from."""
-
-    output: Any
-    penalty: Tensor | None
-
-
 @register("flanc")
 @dataclass(frozen=True)
 class FLANC(Method):
@@ -102,7 +94,10 @@ class FLANC(Method):
         """The sizes of width p."""
         return prefix(model.groups, width, self.align)
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
+        return self.largest_cut(budget, model)
+
+    def largest_cut(self, budget: Budget, model: ElasticModel) -> Cut:
         """The largest width of P that the budget allows: other widths have no coefficients."""
         self.plan(model)  # what cannot be composed is refused before the run starts
         return fit_among(model.costs, budget, self.candidates, lambda width: self.cut_at(width, model))
@@ -133,7 +128,7 @@ class FLANC(Method):
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """V, and U_p and the private tensors of the client's width."""
-        cut, plan = self.cut_for(client.budget, model), self.plan(model)
+        cut, plan = self.largest_cut(client.budget, model), self.plan(model)
         names = [name for each in plan.composed for name in (basis_of(each), coefficients_of(each, cut))]
         names += [tagged(name, cut.tag) for name in plan.private]
         values = {name: state.weights[name] for name in names}
@@ -141,7 +136,7 @@ class FLANC(Method):
 
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
-    ) -> Regularised:
+    ) -> Any:
         values, steps = self._plain(weights, cut, model), {}
         for each in self.plan(model).composed:
             basis, coefficients = weights[basis_of(each)], weights[coefficients_of(each, cut)]
@@ -151,8 +146,7 @@ class FLANC(Method):
                 bias = values[each.biases[0]] if each.biases else None
                 layer = model.shell(cut).get_submodule(each.layer)
                 steps[each.layer] = partial(two_step, layer, basis, coefficients, bias)
-        output = model.forward(values, cut, batch, mode="train", replace=steps)
-        return Regularised(output, self.penalty(weights, model))
+        return model.forward(values, cut, batch, mode="train", replace=steps)
 
     def penalty(self, weights: Mapping[str, Tensor], model: ElasticModel) -> Tensor | None:
         """lambda * sum over layers of the squared error of V V^T against the identity."""
@@ -161,10 +155,12 @@ class FLANC(Method):
         bases = [weights[basis_of(each)] for each in self.plan(model).composed]
         return self.strength * torch.stack([orthogonality(basis, self.regulariser) for basis in bases]).sum()
 
-    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
-        (answer,) = cast(list[Regularised], outputs)  # every step runs one network
-        loss = super().loss([answer.output], batch, task, model)
-        return loss if answer.penalty is None else loss + answer.penalty
+    def loss(
+        self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
+    ) -> Tensor:
+        loss = super().loss(outputs, weights, batch, task, model)
+        penalty = self.penalty(weights[0], model)  # every step runs one network
+        return loss if penalty is None else loss + penalty
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """The layers as they are computed; parameters and bytes are those of V, U_p and what is private."""
@@ -180,11 +176,9 @@ class FLANC(Method):
         return replace(cost, params=params, macs=cost.macs - saved, bytes=task.patch.nbytes)
 
     @torch.no_grad()
-    def deploy(
-        self, state: ServerState, budget: Budget, model: ElasticModel, client: int | None = None
-    ) -> Deployed:
+    def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
         """The composed network: the user's own layers, nothing else."""
-        cut = self.cut_for(budget, model)
+        cut = self.largest_cut(budget, model)
         values = {name: value.clone() for name, value in self._plain(state.weights, cut, model).items()}
         for each in self.plan(model).composed:
             basis, coefficients = state.weights[basis_of(each)], state.weights[coefficients_of(each, cut)]

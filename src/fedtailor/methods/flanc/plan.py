@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, prod
 from typing import Any, Literal, get_args
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from fedtailor.elasticity.costing.cost import examples_in
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import kept, prefix
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running.norm import travelling
+from fedtailor.elasticity.running.norm import POLICIES
 from fedtailor.elasticity.tracing.copies import named_tensors
 from fedtailor.errors import FedtailorError, unknown
 
@@ -86,25 +85,23 @@ class Recipe:
     biases: bool  # whether composed layers keep theirs
 
 
-_plans: WeakKeyDictionary[ElasticModel, dict[Recipe, Plan]] = WeakKeyDictionary()
-
-
 def plan(model: ElasticModel, recipe: Recipe) -> Plan:
     """What is composed, by default: convolutions larger than 1 x 1, linear and recurrent layers between the first and
     the last layer; a named weight of any of these kinds is composed wherever it stands. Remembered with the model.
     """
-    plans = _plans.setdefault(model, {})
-    if recipe not in plans:
-        composed = tuple(_composed(model, recipe))
-        if not composed:
-            raise FedtailorError(
-                "no layer of this model can be composed: expected convolutions larger than 1 x 1, linear or recurrent "
-                "layers between the first and the last one, or weights named in method.ranks"
-            )
-        absent = () if recipe.biases else tuple(dict.fromkeys(b for each in composed for b in each.biases))
-        apart = {each.tensor for each in composed} | set(absent)
-        plans[recipe] = Plan(composed, tuple(sorted(travelling(model, "averaged") - apart)), absent)
-    return plans[recipe]
+    return model.once(("composition", recipe), lambda: _planned(model, recipe))
+
+
+def _planned(model: ElasticModel, recipe: Recipe) -> Plan:
+    composed = tuple(_composed(model, recipe))
+    if not composed:
+        raise FedtailorError(
+            "no layer of this model can be composed: expected convolutions larger than 1 x 1, linear or recurrent "
+            "layers between the first and the last one, or weights named in method.ranks"
+        )
+    absent = () if recipe.biases else tuple(dict.fromkeys(b for each in composed for b in each.biases))
+    apart = {each.tensor for each in composed} | set(absent)
+    return Plan(composed, tuple(sorted(POLICIES["averaged"].travelling(model) - apart)), absent)
 
 
 def _composed(model: ElasticModel, recipe: Recipe) -> Iterator[Composed]:

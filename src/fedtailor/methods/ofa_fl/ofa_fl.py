@@ -13,19 +13,14 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, ClassVar, Literal, cast
 
-from torch import Tensor
-
-from fedtailor.client import sgd
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import DEEPEST, Levels, Mask
 from fedtailor.elasticity.cutting.names import tagged
-from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.layout import Layouts, laid_out
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
@@ -84,8 +79,11 @@ class OFAFL(Method):
         """R as exact rationals."""
         return cast(tuple[Fraction, ...], self.ratios)
 
-    def number(self, budget: Budget, needs: Needs) -> int:
+    def number(self, budget: Budget, model: ElasticModel) -> int:
         """The number of the largest ratio that a budget pays for."""
+        needs: Needs = model.once(
+            ("requirements", self.densities), lambda: requirements(self.densities, model)
+        )
         full = Fraction(needs["params"][0])
         limits = {
             name: limit * full if name == "params" and isinstance(limit, Fraction) else limit
@@ -98,14 +96,10 @@ class OFAFL(Method):
             f"{budget}: no ratio of method.ratios fits it; the smallest is {self.ratios[-1]}"
         )
 
-    def cut_for(self, budget: Budget, model: ElasticModel) -> Cut:
-        """The name of a budget's network; which weights are in it is decided in the run."""
-        return Cut(tag=str(self.ratios[self.number(budget, requirements(self.densities, model))]))
-
-    def cut_in(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
+    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """m_r of the budget's ratio r; while that has not been pruned for, of the smallest that has."""
         depth = state.memory["depth"]
-        level = min(depth, self.number(budget, state.memory["needs"]))
+        level = min(depth, self.number(budget, model))
         mask = Mask(Levels(state.memory["levels"]), level) if depth else None
         return Cut(tag=str(self.ratios[level]), mask=mask)
 
@@ -120,15 +114,8 @@ class OFAFL(Method):
     # On the server
 
     def init(self, model: ElasticModel) -> ServerState:
-        memory = {
-            "depth": 0,
-            "levels": {},
-            "known": {},
-            "best": None,
-            "stale": 0,
-            "row": {"supported": ["1"]},
-        }
-        return ServerState(0, model.weights(), {**memory, "needs": requirements(self.densities, model)})
+        memory = {"depth": 0, "levels": {}, "known": {}, "best": None, "stale": 0}
+        return ServerState(0, model.weights(), memory)
 
     def begin(self, state: ServerState, model: ElasticModel) -> ServerState:
         """Prune and rewind, if the trigger has fired."""
@@ -144,22 +131,27 @@ class OFAFL(Method):
             depth += 1
         weights = rewind(state.weights, model, levels, before + 1) if self.rewind else state.weights
         changed = {"depth": depth, "levels": dict(levels.maps), "best": None, "stale": 0}
-        supported = [str(ratio) for ratio in self.densities[: depth + 1]]
-        return replace(state, weights=weights, memory={**memory, **changed, "row": {"supported": supported}})
+        return replace(state, weights=weights, memory={**memory, **changed})
 
-    def participants(self, state: ServerState, clients: Sequence[Client]) -> Sequence[Client]:
+    def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> dict[str, Any]:
+        """The ratios that have been pruned for."""
+        return {"supported": [str(ratio) for ratio in self.densities[: state.memory["depth"] + 1]]}
+
+    def participants(
+        self, state: ServerState, clients: Sequence[Client], model: ElasticModel
+    ) -> Sequence[Client]:
         """Clients whose ratio has been pruned for."""
-        depth, needs = state.memory["depth"], state.memory["needs"]
+        depth = state.memory["depth"]
         if depth == len(self.ratios) - 1:
             return clients
-        supported = cache(lambda budget: self.number(budget, needs) <= depth)  # clients share few budgets
+        supported = cache(lambda budget: self.number(budget, model) <= depth)  # clients share few budgets
         return [client for client in clients if supported(client.budget)]
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """The surviving weights; and the map of levels, where the client has not got it and needs it."""
         cut = self.select(state, client, model, seeds)
-        patch = model.cut(state.weights, cut, norm.travelling(model, self.norm))
-        patch = norm.with_statistics(model, patch, state.weights, self.norm, self.networks(cut))
+        patch = model.cut(state.weights, cut, self.policy.travelling(model))
+        patch = self.policy.with_statistics(model, patch, state.weights, self.networks(cut))
         known = state.memory["known"].get(client.id) == state.memory["depth"]
         levels = None if known else self._map_for(cut)
         reply = Reply(frozenset(patch.values), cut)
@@ -185,31 +177,18 @@ class OFAFL(Method):
 
     # On the client
 
-    def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
-        """Train dense tensors that are exactly 0 outside the client's mask: no kernel gains from single zeros."""
-        if task.action != "train":
-            return super().perform(task, data, model)
+    def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
+        """Masks as factors: dense tensors that are 0 outside a mask are trained, no kernel gains from single zeros."""
         masks = _masks(self.networks(task.reply.cut), model)
-        dense = replace(model.spread(task.patch), cut=task.patch.cut.unmasked)
-        working = replace(task, patch=dense, memory={**task.memory, **masks})
-        trained, metrics = sgd.train(self, working, data, model)
-        packed = model.narrow(trained, task.reply.cut).values
-        return self.answer(task, Patch({**trained.values, **packed}, task.reply.cut), len(data), metrics)
+        return replace(task, patch=model.spread(task.patch), prepared={"masks": masks})
 
-    def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> list[Any]:
-        """One output for each network. A product with the mask also masks the gradient."""
-        own, *smaller = self.networks(task.reply.cut)
-        outputs = [model.forward(_masked(weights, own, task.memory), cut, batch, mode="train")]
-        if smaller:  # statistics in ``weights`` are those of the client's own network
-            plain = {name: value for name, value in weights.items() if name not in model.statistics}
-            for inner in smaller:
-                values = {**_masked(plain, inner, task.memory), **norm.running(model, weights, inner)}
-                outputs.append(model.forward(values, cut, batch, mode="train"))
-        return outputs
+    def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
+        """The client's own network and all smaller ones; the loss is their mean."""
+        return self.networks(task.reply.cut)
 
-    def loss(self, outputs: list[Any], batch: Batch, task: Task, model: ElasticModel) -> Tensor:
-        """The mean over the networks of the one step cut."""
-        return super().loss(outputs[0], batch, task, model)
+    def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any:
+        """A product with the mask also masks the gradient."""
+        return model.forward(_masked(weights, cut, task.prepared["masks"]), cut.unmasked, batch, mode="train")
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """A full pass for each network: zeros are multiplied like other numbers."""

@@ -16,7 +16,7 @@ def drop_and_recovery(runs: Sequence[RunRecord]) -> Panel | None:
             "rounds": row["round"],
             "tier": tier,
             "loss": scores["loss"],
-            "networks": len(row.get("supported", ())),
+            "networks": len(row["method"].get("supported", ())),
             **({"accuracy": round(100 * scores["accuracy"], 3)} if "accuracy" in scores else {}),
         }
         for run in {run.label: run for run in reversed(runs)}.values()  # one seed of each variant
