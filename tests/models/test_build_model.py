@@ -107,6 +107,20 @@ def test_unknown_option_names_option_model_and_nearest() -> None:
     )
 
 
+def test_fields_of_a_dataclass_are_options_of_the_model() -> None:
+    message = refusal("transformer", input_shape=(8,), embeding=16)
+    assert message == (
+        "unknown option 'embeding': did you mean 'embedding'? Known: depth, dropout, embedding, heads, hidden,"
+        " predict, vocabulary (options of model 'transformer')"
+    )
+    every = {"embedding": 8, "heads": 2, "hidden": 6, "depth": 3, "dropout": 0.5, "predict": "every"}
+    module = build("transformer", input_shape=(5,), vocabulary=7, **every)
+    assert module.embedding.weight.shape == (7, 8)
+    assert len(module.blocks) == 3 + 1
+    assert module.blocks[0].dropout.p == 0.5
+    assert module(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 10)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
