@@ -11,20 +11,16 @@ import torch
 from torch import nn
 
 from fedtailor.errors import FedtailorError
-from fedtailor.models import build_model, describe, model_names
+from fedtailor.models import build_model, model_names
 from fedtailor.models.registry import register
 
-OWN = '''
+OWN = """
 from torch import nn
 
 NUMBER = 3
 NET = nn.Linear(2, 2)
 
 def build(input_shape, num_classes, width=8):
-    """A network of my own.
-
-    With more to say.
-    """
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
 
 def bare():
@@ -51,7 +47,7 @@ class Net(nn.Linear):
     @staticmethod
     def tiny():
         return Net(1)
-'''
+"""
 
 
 @pytest.fixture
@@ -82,17 +78,13 @@ def refusal(name: Any, **options: Any) -> str:
 
 def test_listing() -> None:
     assert model_names() == sorted(model_names())
-    lines = [describe(name) for name in model_names()]
-    assert all(line and "\n" not in line and "`" not in line and line[-1] != "." for line in lines)
-    assert len(set(lines)) == len(lines)
+    assert {"cnn", "resnet18", "transformer"} <= set(model_names())
 
 
 def test_unknown_name() -> None:
     message = refusal("resnet81")
     assert message.startswith("unknown model 'resnet81': did you mean 'resnet18'? Known: char-lstm, cnn,")
     assert "my_package.my_module:build" in message
-    with pytest.raises(FedtailorError, match="unknown model 'cn'"):
-        describe("cn")
 
 
 def test_registering_twice_is_refused() -> None:
@@ -188,8 +180,6 @@ def test_own_function(own: str) -> None:
     assert build(f"{own}:Net.tiny").out_features == 1
     assert build(f"{own}:needs", depth=4).out_features == 4
     assert build(f"{own}:anything", a=1).options == {"input_shape": (1, 8, 8), "num_classes": 10, "a": 1}
-    assert describe(f"{own}:build") == "A network of my own"
-    assert describe(f"{own}:bare") == f"{own}:bare"
 
 
 @pytest.mark.parametrize(

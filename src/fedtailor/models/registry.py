@@ -23,7 +23,7 @@ _builders: dict[str, Builder] = {}
 
 
 def register(name: str, options: type | None = None) -> Callable[[B], B]:
-    """Make the decorated builder known as ``name``; the first line of its docstring describes it.
+    """Make the decorated builder known as ``name``.
 
     A builder takes its options one by one, or, where they are many, as its first argument: a dataclass ``options``,
     whose fields are then the options of the model.
@@ -56,16 +56,6 @@ def _one_by_one(builder: Builder, options: type) -> Builder:
 def model_names() -> list[str]:
     """The names that ``build_model`` knows."""
     return sorted(_builders)
-
-
-def describe(name: str) -> str:
-    """One line on the model, for a listing.
-
-    >>> describe("cnn")
-    "HeteroFL's CNN: 3x3 convolution blocks, global average pool, linear"
-    """
-    lines = (inspect.getdoc(_find(name)) or name).splitlines()
-    return lines[0].rstrip(".")
 
 
 def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
