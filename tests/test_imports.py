@@ -354,7 +354,7 @@ MAIN_FILES = [  # of methods: what a paper does, without its mathematics
     "methods.fedavg", "methods.federated_dropout", "methods.fedrolex", "methods.heterofl", "methods.splitmix",
     "methods.uniprob",
 ]  # fmt: skip
-LARGEST = dict.fromkeys(MAIN_FILES, 200)
+LARGEST = dict.fromkeys(MAIN_FILES, 220)
 PUBLIC_CALL = "run.interface.train"  # whose parameters are the settings of a run
 
 
@@ -367,7 +367,7 @@ def functions(module: str) -> Iterator[tuple[str, ast.FunctionDef, int]]:
 
 
 def test_files_and_functions_stay_readable():
-    """A file 350 lines, a method's main file 200, a function 50, parameters 8."""
+    """A file 350 lines, a method's main file 220, a function 50, parameters 8."""
     wrong = []
     for module, path in MODULES.items():
         lines = len(path.read_text(encoding="utf-8").splitlines())

@@ -159,6 +159,13 @@ class Method:
         cost = model.cost(task.patch.cut)
         return replace(cost, macs=3 * cost.macs)
 
+    def work_by_steps(self, task: Task, model: ElasticModel) -> Cost:
+        """``work`` for methods whose steps differ: their mean, which the server knows because draws are derived."""
+        steps = self.local.steps_for(task.client.num_examples)
+        passes = [model.cost(cut).macs for step in range(steps) for cut in self.step_cuts(task, step, model)]
+        held = model.cost(task.patch.cut)
+        return Cost(held.params, 3 * sum(passes) // steps, held.bytes)
+
     def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
         """What a device of this budget is given, without retraining."""
         cut = self.cut_for(state, budget, model)

@@ -184,6 +184,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def head_of(slots: list[Slot], structure: Any) -> bytes:
+    """Magic, length and header of a frame."""
     header = _canonical(
         {"tensors": [[_NAMES[slot.dtype], list(slot.shape)] for slot in slots], "value": structure}
     )
@@ -231,6 +232,7 @@ def _slot(entry: Any) -> Slot:
 
 
 def check_length(view: memoryview, start: int, slots: list[Slot]) -> None:
+    """Refuse a frame whose body is not as long as its tensors."""
     expected = start + sum(slot.nbytes for slot in slots)
     if len(view) != expected:
         raise DecodeError(f"{len(view)} bytes instead of {expected}")
@@ -249,6 +251,7 @@ def tensors_of(view: memoryview, start: int, slots: list[Slot]) -> Iterator[Tens
 
 
 def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor."""
     return _plain(tensor.cpu()).view(-1).view(torch.uint8).numpy().data
 
 

@@ -17,8 +17,9 @@ from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Update
 from fedtailor.methods.apfl.apfl import APFL
-from fedtailor.methods.apfl.fedcs import UNITS, FedCS
-from fedtailor.methods.apfl.fedpa import FedPA, architecture
+from fedtailor.methods.apfl.architectures import UNITS, architecture
+from fedtailor.methods.apfl.fedcs import FedCS
+from fedtailor.methods.apfl.fedpa import FedPA
 from fedtailor.models import build_model
 from fedtailor.objective import distillation_loss
 from fedtailor.seeds import Seeds

@@ -23,7 +23,8 @@ from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Reply, Task
 from fedtailor.methods.apfl.apfl import APFL
-from fedtailor.methods.apfl.fedpa import FedPA, FedUniform, architecture
+from fedtailor.methods.apfl.architectures import architecture
+from fedtailor.methods.apfl.fedpa import FedPA, FedUniform
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import evaluate_clients

@@ -197,14 +197,14 @@ def test_settings_survive_being_written_and_read():
     assert again.build_method() == config.build_method()
 
 
-CONFIGS = sorted((ROOT / "configs").glob("fjord-*.toml"))
+CONFIGS = sorted((ROOT / "reproduce" / "fjord").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_read_and_opens_with_its_command(path):
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# fedtailor ")
-    assert f"configs/{path.name}" in first
+    assert f"reproduce/fjord/{path.name}" in first
     config = load_config(path)
     assert config.build_method().name == "fjord"
     assert build_fleet(config.fleet).tiers[-1].budget == Budget(width=1)
@@ -213,7 +213,7 @@ def test_every_config_is_read_and_opens_with_its_command(path):
 def test_there_is_a_config_for_each_of_the_papers_tasks_and_a_small_one():
     names = {path.stem for path in CONFIGS}
     assert {
-        f"fjord-{task}{size}" for task in ("femnist", "cifar10", "shakespeare") for size in ("", "-small")
+        f"{task}{size}" for task in ("femnist", "cifar10", "shakespeare") for size in ("", "-small")
     } <= names
 
 

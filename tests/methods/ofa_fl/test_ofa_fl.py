@@ -19,7 +19,7 @@ from fedtailor.fleet import Fleet, Tier
 from fedtailor.messages import Client, ServerState
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.ofa_fl.ofa_fl import OFAFL
-from fedtailor.methods.ofa_fl.pruning import prunable, requirements
+from fedtailor.methods.ofa_fl.pruning import prunable
 from fedtailor.seeds import Seeds
 from helpers import bits, cnn_model, differing, image_data, mlp_model, run, snapshot, tiny_mlp, vector_data
 
@@ -288,7 +288,6 @@ def test_convergence_is_patience_evaluations_without_improvement():
 
 def test_budgets_choose_the_largest_ratio_that_they_pay_for():
     model, rules = cnn_model(), method()
-    needs = requirements(rules.densities, model)
     total = sum(model.weights()[n].numel() for n in prunable(model))
     full = model.cost(Cut.everything()).params
     assert [rules.number(Budget(density=d), model) for d in (1, 0.99, 0.6, 0.2)] == [0, 1, 2, 4]
