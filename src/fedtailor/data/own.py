@@ -151,17 +151,17 @@ def read_image_folder(
     require(sized, "size", size, "[height, width] in pixels")
     files = walk(path, lambda name: name.lower().endswith(ENDINGS))
     names, pixels = stack_images(files, path, mode, None if size is None else (size[0], size[1]))
-    places = [name.split("/")[:-1] for name in names]
-    parted = all(place and place[0] in {"train", "test"} for place in places)
-    test = _test_mask([place[0] == "test" if parted else None for place in places])
-    folders = [place[1:] if parted else place for place in places]
-    depths = {len(place) for place in folders}
+    paths = [name.split("/")[:-1] for name in names]
+    parted = all(folders and folders[0] in {"train", "test"} for folders in paths)
+    test = _test_mask([folders[0] == "test" if parted else None for folders in paths])
+    below = [folders[1:] if parted else folders for folders in paths]
+    depths = {len(folders) for folders in below}
     if depths not in ({1}, {2}):
         raise FedtailorError(
             f"{path} has images {sorted(depths)} folders deep: "
             f"expected class/image for all, or client/class/image for all"
         )
-    labels, ids = np.array([place[-1] for place in folders]), np.array([place[0] for place in folders])
+    labels, ids = np.array([folders[-1] for folders in below]), np.array([folders[0] for folders in below])
     y_train, y_test, label_names = _label_numbers(labels[~test], labels[test])
     preparation = preparation_of(pixels[~test], padding=padding, flip=flip)
     natural = depths == {2}
