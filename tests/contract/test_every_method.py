@@ -18,7 +18,7 @@ from fedtailor.elasticity.running.norm import POLICIES
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
-from fedtailor.messages import Dropped, Task, Update
+from fedtailor.messages import Refused, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_card, method_names
 from fedtailor.server.evaluation import evaluate_tiers
@@ -61,9 +61,9 @@ class Watching:
     """Keeps every task and answer."""
 
     inner: InProcess
-    seen: list[tuple[Task, Update | Dropped]]
+    seen: list[tuple[Task, Update | Refused]]
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
         pairs = list(zip(tasks, self.inner.run(tasks), strict=True))
         self.seen.extend(pairs)
         yield from (answer for _, answer in pairs)
@@ -91,9 +91,9 @@ def few_rounds(method: Method, seed: int = 0, **settings: Any) -> Result:
 
 
 @cache
-def reference(name: str) -> tuple[Result, tuple[tuple[Task, Update | Dropped], ...]]:
+def reference(name: str) -> tuple[Result, tuple[tuple[Task, Update | Refused], ...]]:
     """A few rounds, run once, and all that passed through the engine."""
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     return few_rounds(smallest(name), engine=lambda inner: Watching(inner, seen)), tuple(seen)
 
 
@@ -155,7 +155,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(name):
 def test_the_order_in_which_clients_work_and_answer_does_not_matter(name):
     def shuffled(inner: InProcess) -> Any:
         class Reversed:
-            def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+            def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
                 yield from inner.run(list(reversed(tasks)))
 
         return Reversed()
@@ -166,7 +166,7 @@ def test_the_order_in_which_clients_work_and_answer_does_not_matter(name):
 
 @every_method
 def test_only_coordinates_that_a_client_sent_change(name):
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     method = smallest(name)
     before = method.init(MODEL).weights
     after = run(

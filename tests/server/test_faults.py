@@ -21,7 +21,7 @@ from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import QuorumError
 from fedtailor.fleet import fleet_by_name
 from fedtailor.merging import by_samples
-from fedtailor.messages import Dropped, Task, Update
+from fedtailor.messages import Refused, Task, Update
 from fedtailor.methods.registry import get_method
 from fedtailor.seeds import Seeds
 from fedtailor.server import faults
@@ -279,7 +279,7 @@ class Losing:
             yield answer
             yield None
         if self.says_so:
-            yield from (Dropped(number, tasks[0].round, "gone") for number in gone)
+            yield from (Refused(number, tasks[0].round, "gone") for number in gone)
 
 
 @pytest.mark.parametrize("drawn", ["exactly 30 %", "each with 30 %"])
@@ -548,13 +548,13 @@ def test_after_three_strikes_a_client_rests_for_the_run():
 
 @pytest.mark.parametrize("reason", sorted(faults.FORGIVEN))
 def test_some_faults_are_no_offence(reason):
-    strikes = faults.with_strikes({1: 2}, [client(1)], [Dropped(1, 0, reason)])
+    strikes = faults.with_strikes({1: 2}, [client(1)], [Refused(1, 0, reason)])
     assert strikes == {1: 2}
 
 
 def test_strikes_count_rounds_and_hit_only_those_who_were_asked():
-    dropped = [Dropped(1, 0, "non-finite"), Dropped(1, 0, "duplicate"), Dropped(99, 0, "wrong-client")]
-    assert faults.with_strikes({3: 1}, [client(1), client(2)], dropped) == {1: 1, 3: 1}
+    refused = [Refused(1, 0, "non-finite"), Refused(1, 0, "duplicate"), Refused(99, 0, "wrong-client")]
+    assert faults.with_strikes({3: 1}, [client(1), client(2)], refused) == {1: 1, 3: 1}
 
 
 def test_strikes_can_be_switched_off():

@@ -14,7 +14,7 @@ from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
-from fedtailor.messages import Client, Dropped, ServerState, Task, Update
+from fedtailor.messages import Client, Refused, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.server.loop import RoundSettings
@@ -28,10 +28,10 @@ class Watching:
     """An engine that keeps everything that passes through it, and may answer in reverse."""
 
     inner: InProcess
-    seen: list[tuple[Task, Update | Dropped]]
+    seen: list[tuple[Task, Update | Refused]]
     backwards: bool = False
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
         pairs = list(zip(tasks, self.inner.run(tasks), strict=True))
         self.seen.extend(pairs)
         yield from (answer for _, answer in (reversed(pairs) if self.backwards else pairs))
@@ -75,7 +75,7 @@ def test_the_order_in_which_clients_answer_does_not_matter(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_bytes_are_the_sizes_of_what_travels(name):
     method, model, data = get_method(name)(), cnn_model(), image_data((6, 5, 7, 4))
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     result = run(method, model, data, "uniform-2", rounds=2, cohort=3, engine=lambda e: Watching(e, seen))
     for number, row in enumerate(result.rows):
         pairs = [(task, answer) for task, answer in seen if task.round == number and task.action == "train"]
@@ -114,7 +114,7 @@ def test_macs_are_three_forward_passes_for_every_example_that_was_trained_on():
 
 
 def test_rows_say_what_happened():
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data((6, 3, 5))
     result = run(
         method, model, data, "uniform-2", rounds=5, every=2, cohort=2, engine=lambda e: Watching(e, seen)
@@ -175,7 +175,7 @@ class Without:
     inner: InProcess
     client: int
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
         return self.inner.run([task for task in tasks if task.client.id != self.client])
 
 
@@ -231,7 +231,7 @@ def test_a_round_in_which_nobody_may_take_part_keeps_the_weights():
 
 
 def test_tasks_carry_their_slot_and_the_clients_of_the_round():
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     fleet = fleet_by_name("uniform-2", dynamic=True)
     run(
         get_method("fedavg")(),

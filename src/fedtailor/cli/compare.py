@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
@@ -24,6 +24,7 @@ from fedtailor.cli.resume import notice
 from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
+    from fedtailor.record import RoundRecord
     from fedtailor.sweep.plan import Plan, PlannedRun
 
 AGAIN = "the same command"
@@ -135,7 +136,7 @@ def _do(plan: Plan, missing: Sequence[PlannedRun], jobs: int | None) -> None:
     bars = progress_bars()
     with bars or nullcontext():
         shown = Shown(bars, len(plan.runs), len(plan.runs) - len(missing))
-        finished = run_all(missing, count, shown.row, shown.state)
+        finished = run_all(missing, count, shown.record, shown.state)
     if not finished:
         messages.print(f"Stopped; every finished round is saved. Go on with:  {AGAIN}", markup=False)
         raise typer.Exit(130)
@@ -146,10 +147,10 @@ def _do_here(run: PlannedRun) -> None:
     from fedtailor.run.interface import resume, run_config
 
     path = run.folder.path
-    shown = RoundProgress(run.title, run.config.rounds, earlier=run.folder.earlier_rows())
+    shown = RoundProgress(run.title, run.config.rounds, earlier=run.folder.earlier_records())
     with stoppable(path, AGAIN), shown as progress:
         if path.exists():
-            resume(path, on_row=progress, on_notice=notice)
+            resume(path, on_round=progress, on_notice=notice)
         else:
             run_config(run.config, path, progress)
 
@@ -162,9 +163,9 @@ class Shown:
         self.each: dict[str, RoundProgress] = {}
         self.total = bars.add_task("all runs", total=runs, completed=done, state="") if bars else None
 
-    def row(self, run: PlannedRun, row: dict[str, Any]) -> None:
+    def record(self, run: PlannedRun, record: RoundRecord) -> None:
         """A round of a run has ended."""
-        self.each[run.title](row)
+        self.each[run.title](record)
 
     def state(self, run: PlannedRun, state: str) -> None:
         """A run has started or ended."""
