@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -193,6 +193,11 @@ def setup_of(
 class Result:
     state: ServerState
     records: list[RoundRecord]
+
+
+def timeless(records: Iterable[RoundRecord]) -> list[RoundRecord]:
+    """Records without what differs from run to run."""
+    return [replace(record, seconds=0) for record in records]
 
 
 def run(

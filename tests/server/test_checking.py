@@ -304,11 +304,11 @@ def lost_run(name: str):
 @pytest.mark.parametrize("expected", SPOILED)
 def test_a_refused_client_leaves_the_model_as_the_round_without_it(name, expected):
     spoiled, (without, everyone) = spoilt_run(name, SPOILED[expected]), lost_run(name)
-    assert [row["refused"] for row in spoiled.rows] == [{expected: 1}] * 2
+    assert [record.cohort.refused for record in spoiled.records] == [{expected: 1}] * 2
     assert differing(spoiled.state.weights, without.state.weights) == set()
     assert differing(spoiled.state.weights, everyone.state.weights) != set()
-    assert spoiled.rows[-1]["tiers"] == without.rows[-1]["tiers"]
-    assert all(math.isfinite(tier["loss"]) for tier in spoiled.rows[-1]["tiers"].values())
+    assert spoiled.records[-1].tiers == without.records[-1].tiers
+    assert all(math.isfinite(tier["loss"]) for tier in spoiled.records[-1].tiers.values())
 
 
 def test_statistics_are_checked_like_weights():
@@ -340,7 +340,7 @@ def test_a_client_whose_loss_is_nan_is_refused_and_the_run_goes_on(name):
         engine=lambda e: Spoiling(Spoiling(e, 1, lambda _update: None), 1, lambda _update: None, "calibrate"),
     )
     statistics = {"non-finite": 1} if name == "heterofl" else {}  # the norms' are asked for and refused too
-    assert [row["refused"] for row in result.rows] == [{"diverged": 1, **statistics}] * 2
+    assert [record.cohort.refused for record in result.records] == [{"diverged": 1, **statistics}] * 2
     assert differing(result.state.weights, without.state.weights) == set()
     assert all(bool(value.isfinite().all()) for value in result.state.weights.values())
 
@@ -350,5 +350,5 @@ def test_all_clients_refused_is_a_round_without_change_where_no_quorum_is_asked_
     result = run(method, model, data, rounds=2, rules=EngineSettings(quorum=0))
     assert differing(result.state.weights, model.weights()) == set()
     assert result.state.round == 2
-    assert [row["refused"] for row in result.rows] == [{"diverged": 1}] * 2
-    assert result.rows[0]["train_loss"] is None
+    assert [record.cohort.refused for record in result.records] == [{"diverged": 1}] * 2
+    assert result.records[0].train_loss is None

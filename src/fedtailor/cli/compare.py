@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
 
+from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import (
     JsonOption,
     RoundProgress,
@@ -30,19 +32,39 @@ if TYPE_CHECKING:
 AGAIN = "the same command"
 
 
-def compare(
-    config: Annotated[Path, typer.Argument(help="A TOML file; its [method] is replaced by --methods.")],
+@dataclass(frozen=True)
+class Which:
+    """Which runs a comparison consists of."""
+
+    config: Annotated[Path, typer.Argument(help="A TOML file; its [method] is replaced by --methods.")]
     methods: Annotated[
         str,
         typer.Option(
             help="Names with settings behind colons, e.g. heterofl,fedavg:width=1/5; "
             "efd:global_width=each runs one model per tier and joins them into one row."
         ),
-    ],
-    seeds: Annotated[int, typer.Option(help="Repeat every method with this many seeds.")] = 1,
+    ]
+    seeds: Annotated[int, typer.Option(help="Repeat every method with this many seeds.")] = 1
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=V,V", help="Repeat all of it for these values of a key. Repeatable."),
+    ] = None
+    overrides: SetOption = None
+    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs")
+
+    def plan(self) -> Plan:
+        """The runs, checked."""
+        from fedtailor.sweep.plan import make_plan
+
+        grid, overrides = self.grid or [], self.overrides or []
+        return make_plan(self.config, self.methods, self.seeds, grid, overrides, self.runs)
+
+
+@grouped
+def compare(
+    which: Which,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time, each in its own process; default: one per core.")
     ] = None,
     target: Annotated[
         float | None,
@@ -51,11 +73,6 @@ def compare(
             "without it, the highest that every run reached."
         ),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time, each in its own process; default: one per core.")
-    ] = None,
-    overrides: SetOption = None,
-    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     report: Annotated[
         Path | None,
         typer.Option(help="Write a report too, e.g. report.html; charts need the extra `report`."),
@@ -63,14 +80,12 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
-    from fedtailor.sweep.plan import make_plan
-
     require(jobs is None or jobs >= 1, "--jobs", jobs, "at least 1")
     if report is not None:
         from fedtailor.report.page import require_charts
 
         require_charts()
-    plan = make_plan(config, methods, seeds, grid or [], overrides or [], runs)
+    plan = which.plan()
     missing = _missing(plan)
     if missing:
         _do(plan, missing, jobs)

@@ -28,7 +28,7 @@ from fedtailor.messages import Refused, Reply, Update
 from fedtailor.seeds import Seeds
 from fedtailor.server.faults import Timely
 from fedtailor.storage.wire import DecodeError
-from helpers import Result, bits, cnn_model, differing, image_data, run
+from helpers import Result, bits, cnn_model, differing, image_data, run, timeless
 from odd_methods import Odd
 
 SIZES = (6, 5, 7, 4)
@@ -48,7 +48,7 @@ def there(method: Odd, pool: WorkerPool, **settings) -> Result:
 
 def assert_same(one: Result, other: Result) -> None:
     assert differing(one.state.weights, other.state.weights) == set()
-    assert [{**row, "seconds": 0} for row in one.rows] == [{**row, "seconds": 0} for row in other.rows]
+    assert timeless(one.records) == timeless(other.records)
 
 
 def tasks_for(method, model=MODEL, clients=SIZES):
@@ -261,8 +261,8 @@ def test_a_client_whose_workers_die_twice_is_refused_and_the_round_goes_on(pool,
     method.tell("kill", again=True)
     result = there(method, pool, every=100, fleet="equal")
     assert method.times == 2
-    assert result.rows[0]["refused"] == {"worker-died": 1}
-    assert result.rows[0]["merged"] == 3
+    assert result.records[0].cohort.refused == {"worker-died": 1}
+    assert result.records[0].cohort.merged == 3
     without = here(method, every=100, fleet="equal", engine=lambda inner: Skipping(inner, 2))
     assert differing(result.state.weights, without.state.weights) == set()
 
