@@ -81,14 +81,14 @@ def run(piece: str, method: str, seed: int) -> None:
     line = command(piece, method, seed)
     records.call(line)
     (folder,) = (path for path in (RUNS / name).iterdir() if path.is_dir() and not path.name.startswith("."))
-    rows = RunFolder(folder).rows()
-    course = spending(rows)
+    history = RunFolder(folder).records()
+    course = spending(history)
     result = {
         "command": records.shown(line),
         "piece": piece,
         "method": method,
         "seed": seed,
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "seconds": round(sum(record.seconds for record in history), 1),
         "best": best(course).figures(),
         "course": [spent.figures() for spent in course],
     }
@@ -123,7 +123,7 @@ def write_alignment() -> None:
         run = RunFolder(folder)
         if not run.finished:
             continue
-        told = [each for row in run.rows()[SETTLED:] for each in row.get("reported", {}).values()]
+        told = [each for record in run.records()[SETTLED:] for each in record.reported.values()]
         cosines = [each["cosine"] for each in told if "cosine" in each]
         end = decode_checkpoint(generations.newest(folder / CHECKPOINTS).generation.payload)
         kept = [end.memory_of(client)[1]["probabilities"] for client in end.memories]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.config import RunConfig
-from fedtailor.run.interface import Run, resume, run_config
+from fedtailor.run.interface import resume, run_config
+from fedtailor.run.result import Run
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
