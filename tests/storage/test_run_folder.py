@@ -476,7 +476,7 @@ def test_leftovers_of_a_killed_start_are_removed_an_hour_later(tmp_path):
     old, young = tmp_path / ".run.1.part", tmp_path / ".run.2.part"
     for stray in (old, young):
         stray.mkdir()
-    past = time.time() - journal.STRAY_SECONDS - 60
+    past = time.time() - new_folder.STRAY_SECONDS - 60
     os.utime(old, (past, past))
     run_config(config("rounds=1"), tmp_path / "run")
     assert not old.exists()
