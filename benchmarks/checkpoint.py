@@ -27,8 +27,8 @@ import torch
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
-from fedtailor.server.loop import first_checkpoint
-from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.record import Cohort, RoundRecord
+from fedtailor.storage.checkpoint import Checkpoint, settle
 from fedtailor.storage.generations import place_of
 from fedtailor.storage.journal import CheckpointSettings, Journal
 
@@ -58,7 +58,7 @@ def resnet_run(width: str) -> Checkpoint:
     torch.manual_seed(0)
     module = build_model(width, input_shape=(3, 32, 32), num_classes=10)
     model = elastic(module, (torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64)))
-    return first_checkpoint(get_method("fedavg")(), model)
+    return Checkpoint(settle(get_method("fedavg")().init(model)))
 
 
 def measure(folder: Path, repeats: int, model: str) -> dict[str, object]:
@@ -71,8 +71,8 @@ def measure(folder: Path, repeats: int, model: str) -> dict[str, object]:
         data = os.urandom(size)
         for number in range(1, repeats + 4):
             at = replace(start, state=replace(start.state, round=number))
-            row = {"round": number, "clients": 10, "train_loss": 1.0, "seconds": 0.1}
-            steps = [lambda: journal.record(row, at), lambda: plain_write(folder / "plain", data)]  # noqa: B023
+            record = RoundRecord(number, Cohort(10), train_loss=1.0, seconds=0.1)
+            steps = [lambda: journal.record(record, at), lambda: plain_write(folder / "plain", data)]  # noqa: B023
             order = (0, 1) if number % 2 else (1, 0)
             seconds = {which: timed(steps[which]) for which in order}
             os.unlink(folder / "plain")

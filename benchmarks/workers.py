@@ -37,8 +37,10 @@ from fedtailor.messages import Client, Task
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
+from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
-from fedtailor.server.loop import RoundSettings, Row, run_rounds
+from fedtailor.server.loop import run_rounds
+from fedtailor.server.setup import RoundSettings, Setup
 
 MEBIBYTE = 2**20
 
@@ -59,13 +61,12 @@ def rounds_of(
     engine: Engine, method: Method, model: ElasticModel, data: FederatedData, fleet: str, rounds: int
 ) -> list[float]:
     """Seconds of each round without evaluation: the last round, which is evaluated, is left out."""
-    rows: list[Row] = []
+    records: list[RoundRecord] = []
     settings = RoundSettings(rounds + 1, 10, rounds + 1, engine=EngineSettings(workers=0))
-    run_rounds(
-        method, model, data, fleet_by_name(fleet), engine, settings, Seeds(0), lambda row, _at: rows.append(row)
-    )  # fmt: skip
-    assert all(row["merged"] == 10 for row in rows)
-    return [row["seconds"] for row in rows[:rounds]]
+    setup = Setup.of(method, model, data, fleet_by_name(fleet), settings, Seeds(0))
+    run_rounds(setup, engine, lambda record, _at: records.append(record))
+    assert all(record.cohort.merged == 10 for record in records)
+    return [record.seconds for record in records[:rounds]]
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
@@ -155,13 +156,13 @@ def measure_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     samples: list[dict[str, Any]] = []
     with WorkerPool(method, model, data, 2) as pool:
 
-        def look(row: Row, _at: object) -> None:
-            if row["round"] % arguments.every == 0:
+        def look(record: RoundRecord, _at: object) -> None:
+            if record.round % arguments.every == 0:
                 gc.collect()
                 pids = [os.getpid(), *sorted(pool.pids)]
                 samples.append(
                     {
-                        "round": row["round"],
+                        "round": record.round,
                         "mebibytes": [round(memory_of(pid), 2) for pid in pids],
                         "descriptors_and_threads": [counts_of(pid) for pid in pids],
                     }
@@ -169,7 +170,8 @@ def measure_memory(arguments: argparse.Namespace) -> dict[str, Any]:
 
         settings = RoundSettings(arguments.rounds, 4, 10)
         started = time.monotonic()
-        run_rounds(method, model, data, fleet_by_name("uniform-2"), pool, settings, Seeds(0), look)
+        setup = Setup.of(method, model, data, fleet_by_name("uniform-2"), settings, Seeds(0))
+        run_rounds(setup, pool, look)
         seconds = time.monotonic() - started
     first = next(sample for sample in samples if sample["round"] >= 100)
     growth = [

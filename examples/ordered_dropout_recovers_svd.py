@@ -76,8 +76,8 @@ def recover(rounds: int = 20, steps: int = 300, seed: int = 0) -> list[dict[int,
         engine={"workers": 0},  # one client: a second process would only cost time
     )
     return [
-        {rank: tier[f"error {rank}"] for rank, tier in zip(RANKS, row["tiers"].values(), strict=True)}
-        for row in run.history
+        {rank: tier[f"error {rank}"] for rank, tier in zip(RANKS, record.tiers.values(), strict=True)}
+        for record in run.history
     ]
 
 

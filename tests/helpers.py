@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -22,10 +22,12 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.fleet import Fleet, fleet_by_name
-from fedtailor.messages import Client, Dropped, Reply, ServerState, Task, Update
+from fedtailor.messages import Client, Refused, Reply, ServerState, Task, Update
 from fedtailor.method import Method
+from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
-from fedtailor.server.loop import RoundSettings, Row, run_rounds
+from fedtailor.server.loop import run_rounds
+from fedtailor.server.setup import RoundSettings, Setup
 
 CLASSES = 4
 SIDE = 4  # pixels of the images
@@ -174,10 +176,28 @@ def held_mask(model: ElasticModel, cut: Cut, name: str) -> Tensor:
     return model.place(zeros, model.cut(ones, cut))[name] != 0
 
 
+def setup_of(
+    method: Method,
+    model: ElasticModel,
+    data: FederatedData,
+    fleet: Fleet | str = "equal",
+    settings: RoundSettings | None = None,
+    seed: int = 0,
+) -> Setup:
+    """A setup from objects, unchecked."""
+    devices = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
+    return Setup.of(method, model, data, devices, settings or RoundSettings(), Seeds(seed))
+
+
 @dataclass(frozen=True)
 class Result:
     state: ServerState
-    rows: list[Row]
+    records: list[RoundRecord]
+
+
+def timeless(records: Iterable[RoundRecord]) -> list[RoundRecord]:
+    """Records without what differs from run to run."""
+    return [replace(record, seconds=0) for record in records]
 
 
 def run(
@@ -194,19 +214,13 @@ def run(
     rules: EngineSettings | None = None,
 ) -> Result:
     """``run_rounds`` on a small scale; ``engine`` may wrap the in-process one."""
-    rows: list[Row] = []
+    records: list[RoundRecord] = []
     inner = InProcess(method, model, data)
-    end = run_rounds(
-        method,
-        model,
-        data,
-        fleet_by_name(fleet) if isinstance(fleet, str) else fleet,
-        inner if engine is None else engine(inner),
-        RoundSettings(rounds, cohort, every, engine=rules or EngineSettings()),
-        Seeds(seed),
-        lambda row, _state: rows.append(copy.deepcopy(row)),
-    )
-    return Result(end.state, rows)
+    settings = RoundSettings(rounds, cohort, every, engine=rules or EngineSettings())
+    setup = setup_of(method, model, data, fleet, settings, seed)
+    engine_used = inner if engine is None else engine(inner)
+    end = run_rounds(setup, engine_used, lambda record, _at: records.append(copy.deepcopy(record)))
+    return Result(end.state, records)
 
 
 @dataclass(frozen=True)
@@ -215,10 +229,10 @@ class Spoiling:
 
     inner: InProcess
     client: int
-    spoil: Callable[[Update], Update | Dropped | None]
+    spoil: Callable[[Update], Update | Refused | None]
     action: str = "train"
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
         action = {task.client.id: task.action for task in tasks}
         for answer in self.inner.run(tasks):
             if answer.client == self.client and action[answer.client] == self.action:

@@ -13,13 +13,13 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.heterofl import HeteroFL
-from fedtailor.run.interface import prepare_config
+from fedtailor.run.setup import prepare_config
 
 
 def test_defaults_are_a_valid_config():
     config = make_config({})
     assert config == RunConfig()
-    assert isinstance(config.build_method(), HeteroFL)
+    assert isinstance(config.built_method, HeteroFL)
 
 
 def test_override_reaches_nested_key_and_keeps_its_type():
@@ -27,15 +27,15 @@ def test_override_reaches_nested_key_and_keeps_its_type():
         {"data": {"partition": "dirichlet"}}, ["data.alpha=0.1", "name=skewed", "training.lr=1"]
     )
     assert (config.data.alpha, config.data.partition, config.name) == (0.1, "dirichlet", "skewed")
-    assert config.build_method().local.lr == 1.0
+    assert config.built_method.local.lr == 1.0
 
 
 def test_training_overrides_only_what_it_names():
     """HeteroFL clips at 1 by default; [training] may lift that."""
-    assert make_config({"method": {"name": "heterofl"}}).build_method().local.clip_norm == 1.0
+    assert make_config({"method": {"name": "heterofl"}}).built_method.local.clip_norm == 1.0
     lifted = make_config({"method": {"name": "heterofl"}, "training": {"clip_norm": math.inf}})
-    assert lifted.build_method().local.clip_norm == math.inf
-    assert make_config({"method": {"name": "fedavg"}}).build_method().local.clip_norm == math.inf
+    assert lifted.built_method.local.clip_norm == math.inf
+    assert make_config({"method": {"name": "fedavg"}}).built_method.local.clip_norm == math.inf
 
 
 def test_names_with_dots_are_written_so_that_they_are_read_back():
@@ -44,21 +44,21 @@ def test_names_with_dots_are_written_so_that_they_are_read_back():
         {"method": {"name": "flanc", "ranks": ranks}, "model": {"name": "cnn", "keep": ["features.0"]}}
     )
     again = make_config(tomllib.loads(to_toml(config)))
-    assert again.build_method() == config.build_method()
-    assert again.build_method().ranks == ranks
+    assert again.built_method == config.built_method
+    assert again.built_method.ranks == ranks
     assert again.model == config.model
 
 
 def test_kept_layers_are_as_wide_at_every_width():
     model = {"name": "cnn", "channels": [8, 8], "norm": "none", "keep": ["features.0"]}
     prepared = prepare_config(make_config({"model": model, "data": {"dataset": "digits"}}))
-    half = prepared.method.cut_for(prepared.method.init(prepared.model), Budget(width=0.5), prepared.model)
+    half = prepared.method.cut_for(prepared.start.state, Budget(width=0.5), prepared.model)
     assert prepared.model.shape("features.0.weight", half)[0] == 8
     assert prepared.model.shape("classifier.weight", half)[1] == 4
 
 
 def test_rounds_reach_the_learning_rate_schedule():
-    local = make_config({"rounds": 8, "training": {"schedule": "cosine"}}).build_method().local
+    local = make_config({"rounds": 8, "training": {"schedule": "cosine"}}).built_method.local
     assert local.rate(0) == pytest.approx(0.1)
     assert local.rate(4) == pytest.approx(0.05)
 
@@ -129,7 +129,7 @@ def test_resolved_config_reads_back_to_the_same_run(tmp_path: Path, table):
     file = tmp_path / "config.toml"
     file.write_text(to_toml(config))
     again = load_config(file)
-    assert again.build_method() == config.build_method()
+    assert again.built_method == config.built_method
     assert to_toml(again) == to_toml(config)
     assert (again.data, again.fleet, again.model, again.seed) == (
         config.data,
@@ -140,7 +140,7 @@ def test_resolved_config_reads_back_to_the_same_run(tmp_path: Path, table):
 
 
 def test_width_is_exact_in_the_method():
-    method = make_config({"method": {"name": "fedavg", "width": 0.6000000000000001}}).build_method()
+    method = make_config({"method": {"name": "fedavg", "width": 0.6000000000000001}}).built_method
     assert isinstance(method, FedAvg)
     assert str(method.width) == "3/5"
 

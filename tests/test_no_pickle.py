@@ -115,7 +115,8 @@ PROGRAM = """
     import torch
     import fedtailor
     from fedtailor.storage import wire
-    from fedtailor.run import prepare_config, resume, run_config
+    from fedtailor.run.interface import resume, run_config
+    from fedtailor.run.setup import prepare_config
     from fedtailor.config import make_config
 
     config = make_config({
@@ -126,8 +127,8 @@ PROGRAM = """
     class Cut(Exception):
         pass
 
-    def cut(row):
-        if row["round"] == 2:
+    def cut(record):
+        if record.round == 2:
             raise Cut
 
     try:

@@ -11,12 +11,23 @@ from typing import Any
 import pytest
 
 from fedtailor.errors import FedtailorError
+from fedtailor.record import Cohort, RoundRecord, Spent
 from fedtailor.trackers import tracking
 
-ROWS: list[dict[str, Any]] = [
-    {"round": 1, "bytes_up": 3, "train_loss": None, "refused": {}},
-    {"round": 2, "bytes_up": 3, "tiers": {"1": {"accuracy": 0.5}}},
+RECORDS = [
+    RoundRecord(1, Cohort(2, 1, {"late": 1}), Spent(5, 3, 70), seconds=0.5),
+    RoundRecord(
+        2, Cohort(2, 2), Spent(5, 3, 70), Spent(4, 2, 9), 1.5, {"1": {"accuracy": 0.5}}, 2, seconds=0.25
+    ),
 ]
+FIRST = {
+    "clients": 2, "merged": 1, "abandoned": 0, "resting": 0, "bytes_down": 5, "bytes_up": 3, "macs": 70, "seconds": 0.5,
+    "measuring/bytes_down": 0, "measuring/bytes_up": 0, "measuring/macs": 0,
+}  # fmt: skip
+SECOND = {
+    **FIRST, "merged": 2, "seconds": 0.25, "train_loss": 1.5, "best_round": 2, "tier/1/accuracy": 0.5,
+    "measuring/bytes_down": 4, "measuring/bytes_up": 2, "measuring/macs": 9,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -63,23 +74,23 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_every_tracker_is_told_every_round_and_closed(told, tmp_path):
     shown = []
     names = ["tensorboard", "wandb", "mlflow"]
-    with tracking(names, tmp_path / "run", {"seed": "3"}, shown.append) as on_row:
-        assert not (tmp_path / "run").exists()  # a run makes its own folder, before the first row
+    with tracking(names, tmp_path / "run", {"seed": "3"}, shown.append) as on_round:
+        assert not (tmp_path / "run").exists()  # a run makes its own folder, before the first record
         (tmp_path / "run").mkdir()
-        for row in ROWS:
-            on_row(row)
-    assert shown == ROWS
+        for record in RECORDS:
+            on_round(record)
+    assert shown == RECORDS
     assert ("tensorboard", "tier/1/accuracy", 0.5, 2) in told
-    assert ("wandb", {"bytes_up": 3, "tier/1/accuracy": 0.5}, 2) in told
-    assert ("mlflow", {"bytes_up": 3}, 1) in told
+    assert ("wandb", SECOND, 2) in told
+    assert ("mlflow", FIRST, 1) in told
     assert ("mlflow settings", {"seed": "3"}) in told
     assert {"tensorboard closed", "wandb closed", "mlflow closed"} <= {call[0] for call in told}
 
 
 def test_trackers_are_closed_when_a_run_fails(told, tmp_path):
     def run_that_fails() -> None:
-        with tracking(["wandb"], tmp_path, {}, lambda row: None) as on_row:
-            on_row(ROWS[0])
+        with tracking(["wandb"], tmp_path, {}, lambda record: None) as on_round:
+            on_round(RECORDS[0])
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fedtailor.method import Method as Method
     from fedtailor.methods.registry import register as register
     from fedtailor.objective import Objective as Objective
-    from fedtailor.run.interface import Run as Run
     from fedtailor.run.interface import resume as resume
     from fedtailor.run.interface import train as train
+    from fedtailor.run.result import Run as Run
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _HOMES = {
     "LocalTraining": "fedtailor.client.sgd",
     "Method": "fedtailor.method",
     "Objective": "fedtailor.objective",
-    "Run": "fedtailor.run.interface",
+    "Run": "fedtailor.run.result",
     "elastic": "fedtailor.elasticity.front_door",
     "function_rule": "fedtailor.elasticity.tracing.rules",
     "layer_rule": "fedtailor.elasticity.tracing.rules",

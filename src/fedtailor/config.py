@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
-from fedtailor.server.loop import RoundSettings
+from fedtailor.server.setup import RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage.journal import CheckpointSettings
 
@@ -67,7 +68,7 @@ class RunConfig:
         require("name" in self.model, "model", self.model, "a name: see `fedtailor profile --help`")
         require("name" in self.method, "method", self.method, "a name: see `fedtailor methods`")
         self.round_settings  # noqa: B018  (each checks itself when it is made)
-        self.build_method()
+        self.built_method  # noqa: B018
 
     @property
     def round_settings(self) -> RoundSettings:
@@ -76,7 +77,8 @@ class RunConfig:
             self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine
         )
 
-    def build_method(self) -> Method:
+    @cached_property
+    def built_method(self) -> Method:
         """The method with its settings; what [training] does not say is the method's own default."""
         method = get_method(str(self.method["name"]))
         settings = {key: value for key, value in self.method.items() if key != "name"}
@@ -170,7 +172,7 @@ def _apply(table: Table, override: str) -> None:
 
 def to_toml(config: RunConfig) -> str:
     """The configuration with every default filled in, as TOML that `fedtailor run` reads back."""
-    method = config.build_method()
+    method = config.built_method
     table = dataclasses.asdict(config)
     settings = {
         item.name: getattr(method, item.name) for item in dataclasses.fields(method) if item.name != "local"

@@ -75,8 +75,8 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """A client that gave no usable update: a value, not an exception, because the round goes on."""
+class Refused:
+    """A client whose answer cannot be used, and why: a value, not an exception, because the round goes on."""
 
     client: int
     round: int

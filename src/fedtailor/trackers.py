@@ -1,6 +1,6 @@
 """Where metrics go beside ``metrics.jsonl``, which is always written: TensorBoard, Weights & Biases, MLflow.
 
-A tracker is a context that is called with every row. Nothing here is imported until it is asked for, and nothing is
+A tracker is a context that is called with every record. Nothing here is imported until it is asked for, and nothing is
 sent anywhere unless it is.
 """
 
@@ -13,25 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.errors import FedtailorError, unknown
+from fedtailor.record import RoundRecord
 
-Row = Mapping[str, Any]
 Log = Callable[[Mapping[str, float], int], None]  # values by name, and the round
-OnRow = Callable[[Row], None]
+OnRound = Callable[[RoundRecord], None]
 Open = Callable[[Path, Mapping[str, Any]], AbstractContextManager[Log]]  # the run's folder and settings
 
 
-def flat(row: Row) -> dict[str, float]:
-    """The numbers of a row under flat names.
+def flat(record: RoundRecord) -> dict[str, float]:
+    """The numbers of a record under flat names: those of its row, ``measuring/macs`` and ``tier/0.5/accuracy``.
 
-    >>> flat({"round": 2, "bytes_up": 7, "refused": {}, "tiers": {"0.5": {"accuracy": 0.9}}})
-    {'bytes_up': 7, 'tier/0.5/accuracy': 0.9}
+    >>> values = flat(RoundRecord(2, tiers={"0.5": {"accuracy": 0.9}}))
+    >>> "round" in values, values["bytes_up"], values["measuring/macs"], values["tier/0.5/accuracy"]
+    (False, 0, 0, 0.9)
     """
+    row = {**record.as_row(), "seconds": record.seconds}
     values = {
-        name: value
-        for name, value in row.items()
-        if name != "round" and isinstance(value, int | float) and not isinstance(value, bool)
+        name: value for name, value in row.items() if name != "round" and isinstance(value, int | float)
     }
-    for tier, scores in row.get("tiers", {}).items():
+    values |= {f"measuring/{name}": value for name, value in row["measuring"].items()}
+    for tier, scores in (record.tiers or {}).items():
         values |= {f"tier/{tier}/{metric}": value for metric, value in scores.items()}
     return values
 
@@ -83,11 +84,11 @@ MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow":
 
 @contextmanager
 def tracking(
-    names: Sequence[str], folder: Path, settings: Mapping[str, Any], on_row: OnRow
-) -> Iterator[OnRow]:
-    """``on_row`` that also tells these trackers, which are closed with the block, also after an error.
+    names: Sequence[str], folder: Path, settings: Mapping[str, Any], on_round: OnRound
+) -> Iterator[OnRound]:
+    """``on_round`` that also tells these trackers, which are closed with the block, also after an error.
 
-    A tracker that is not installed is refused at once; it is opened with the first row, when the folder is there.
+    A tracker that is not installed is refused at once; it is opened with the first record, when the folder is there.
     """
     for name in names:
         if name not in TRACKERS:
@@ -96,12 +97,12 @@ def tracking(
     logs: list[Log] = []
     with ExitStack() as opened:
 
-        def tell(row: Row) -> None:
-            on_row(row)
+        def tell(record: RoundRecord) -> None:
+            on_round(record)
             if not logs:
                 logs.extend(opened.enter_context(TRACKERS[name](folder, settings)) for name in names)
             for log in logs:
-                log(flat(row), row["round"])
+                log(flat(record), record.round)
 
         yield tell
 

@@ -24,12 +24,12 @@ from test_every_method import DATA, FLEET, METHODS_SEEN, MODEL, SMALLEST, smalle
 
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.workers.pool import WorkerPool
-from fedtailor.fleet import fleet_by_name
 from fedtailor.methods.registry import method_names
-from fedtailor.seeds import Seeds
-from fedtailor.server.loop import RoundSettings, Row, run_rounds
+from fedtailor.record import Row
+from fedtailor.server.loop import run_rounds
+from fedtailor.server.setup import RoundSettings
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from helpers import differing, slow_if
+from helpers import differing, setup_of, slow_if
 from odd_methods import As, Several
 
 every_method = pytest.mark.parametrize("name", method_names())
@@ -54,11 +54,8 @@ def rounds(
     name: str, engine: Any, until: int = ROUNDS, start: Checkpoint | None = None
 ) -> tuple[Checkpoint, list[Row]]:
     rows: list[Row] = []
-    method, settings = smallest(name), RoundSettings(until, 3, 2)
-    end = run_rounds(
-        method, MODEL, DATA, fleet_by_name(FLEET), engine, settings, Seeds(0), lambda row, _at: rows.append(row), start
-    )  # fmt: skip
-    return end, [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    setup = setup_of(smallest(name), MODEL, DATA, FLEET, RoundSettings(until, 3, 2))
+    return run_rounds(setup, engine, lambda record, _at: rows.append(record.as_row()), start), rows
 
 
 @cache

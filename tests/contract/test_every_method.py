@@ -18,11 +18,22 @@ from fedtailor.elasticity.running.norm import POLICIES
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
-from fedtailor.messages import Dropped, Task, Update
+from fedtailor.messages import Refused, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_card, method_names
 from fedtailor.server.evaluation import evaluate_tiers
-from helpers import Result, bits, cnn_model, differing, held_mask, image_data, run, snapshot
+from helpers import (
+    Result,
+    bits,
+    cnn_model,
+    differing,
+    held_mask,
+    image_data,
+    run,
+    setup_of,
+    snapshot,
+    timeless,
+)
 
 # The smallest settings with which each method shows what it does.
 SMALLEST: dict[str, dict[str, Any]] = {
@@ -61,9 +72,9 @@ class Watching:
     """Keeps every task and answer."""
 
     inner: InProcess
-    seen: list[tuple[Task, Update | Dropped]]
+    seen: list[tuple[Task, Update | Refused]]
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
         pairs = list(zip(tasks, self.inner.run(tasks), strict=True))
         self.seen.extend(pairs)
         yield from (answer for _, answer in pairs)
@@ -91,9 +102,9 @@ def few_rounds(method: Method, seed: int = 0, **settings: Any) -> Result:
 
 
 @cache
-def reference(name: str) -> tuple[Result, tuple[tuple[Task, Update | Dropped], ...]]:
+def reference(name: str) -> tuple[Result, tuple[tuple[Task, Update | Refused], ...]]:
     """A few rounds, run once, and all that passed through the engine."""
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     return few_rounds(smallest(name), engine=lambda inner: Watching(inner, seen)), tuple(seen)
 
 
@@ -104,10 +115,10 @@ every_method = pytest.mark.parametrize("name", method_names())
 def test_a_few_rounds_run_and_nobody_is_refused(name):
     result, seen = reference(name)
     assert result.state.round == len(cohorts(name))
-    assert [row["clients"] for row in result.rows] == cohorts(name)
-    assert [row["refused"] for row in result.rows] == [{} for _ in cohorts(name)]
+    assert [record.cohort.asked for record in result.records] == cohorts(name)
+    assert [record.cohort.refused for record in result.records] == [{} for _ in cohorts(name)]
     assert sum(task.action == "train" for task, _ in seen) == TRAINED.get(name, 6)
-    assert result.rows[-1]["tiers"].keys() == {"0.5", "1"}
+    assert result.records[-1].tiers.keys() == {"0.5", "1"}
     assert differing(result.state.weights, smallest(name).init(MODEL).weights) != set()
     assert all(bool(value.isfinite().all()) for value in result.state.weights.values())
 
@@ -147,7 +158,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(name):
     torch.manual_seed(123)  # the global generator is nobody's business
     second, other = few_rounds(smallest(name)), few_rounds(smallest(name), seed=1)
     assert differing(first.state.weights, second.state.weights) == set()
-    assert [{**row, "seconds": 0} for row in first.rows] == [{**row, "seconds": 0} for row in second.rows]
+    assert timeless(first.records) == timeless(second.records)
     assert differing(first.state.weights, other.state.weights) != set()
 
 
@@ -155,7 +166,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(name):
 def test_the_order_in_which_clients_work_and_answer_does_not_matter(name):
     def shuffled(inner: InProcess) -> Any:
         class Reversed:
-            def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+            def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
                 yield from inner.run(list(reversed(tasks)))
 
         return Reversed()
@@ -166,7 +177,7 @@ def test_the_order_in_which_clients_work_and_answer_does_not_matter(name):
 
 @every_method
 def test_only_coordinates_that_a_client_sent_change(name):
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     method = smallest(name)
     before = method.init(MODEL).weights
     after = run(
@@ -221,10 +232,11 @@ def test_evaluation_does_not_change_the_state(name):
     method, state = smallest(name), reference(name)[0].state
     before = snapshot(state.weights)
     tiers = fleet_by_name(FLEET).tiers
-    first = evaluate_tiers(method, state, tiers, MODEL, DATA.test)
-    assert first == evaluate_tiers(method, state, tiers, MODEL, DATA.test)
-    if method.norm != "local":  # there the row says what clients measured themselves
-        assert first == reference(name)[0].rows[-1]["tiers"]
+    setup = setup_of(method, MODEL, DATA, FLEET)
+    first = evaluate_tiers(setup, state, tiers).tiers
+    assert first == evaluate_tiers(setup, state, tiers).tiers
+    if method.norm != "local":  # there the record says what clients measured themselves
+        assert first == reference(name)[0].records[-1].tiers
     assert snapshot(state.weights) == before
 
 

@@ -25,6 +25,7 @@ from fedtailor.cli.main import main
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_names
+from fedtailor.record import RoundRecord
 from fedtailor.storage.run_folder import RunFolder
 from helpers import image_data, tiny_cnn
 
@@ -53,8 +54,10 @@ class Remembering(Method):
             task, memory={"times": (times + task.memory_round).to(memory_format=torch.channels_last)}
         )
 
-    def loss(self, outputs: Any, batch: Any, task: Any, model: Any) -> Any:
-        return super().loss(outputs, batch, task, model) * (1 + task.memory["times"].mean().abs() / 100)
+    def loss(self, outputs: Any, weights: Any, batch: Any, task: Any, model: Any) -> Any:
+        return super().loss(outputs, weights, batch, task, model) * (
+            1 + task.memory["times"].mean().abs() / 100
+        )
 
     def merge(self, state: Any, updates: Any, model: Any) -> Any:
         merged = super().merge(state, updates, model)
@@ -112,15 +115,15 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("round", range(1, ROUNDS + 1))
 @pytest.mark.parametrize("name", [*method_names(), "remembering"])
 def test_interrupted_after_any_round_and_resumed(name, round, references, tmp_path):
-    def cut(row: dict[str, Any]) -> None:
-        if row["round"] == round:
+    def cut(record: RoundRecord) -> None:
+        if record.round == round:
             raise CutError
 
     with pytest.raises(CutError):
-        train(name, tmp_path / "run", on_row=cut)
+        train(name, tmp_path / "run", on_round=cut)
     assert not RunFolder(tmp_path / "run").finished
     run = train(name, tmp_path / "run", resume=True)
-    assert [row["round"] for row in run.history] == list(range(1, ROUNDS + 1))
+    assert [record.round for record in run.history] == list(range(1, ROUNDS + 1))
     expected = uninterrupted(name, references)
     assert {"weights.safetensors", "metrics.jsonl", f"checkpoints/{ROUNDS:08d}.checkpoint"} <= expected.keys()
     assert comparable(tmp_path / "run") == expected
@@ -130,12 +133,12 @@ def test_interrupted_after_any_round_and_resumed(name, round, references, tmp_pa
 def test_interrupted_after_every_round(name, references, tmp_path):
     """Never more than one round at a time."""
 
-    def cut(_row: dict[str, Any]) -> None:
+    def cut(_record: RoundRecord) -> None:
         raise CutError
 
     for _ in range(ROUNDS):
         with pytest.raises(CutError):
-            train(name, tmp_path / "run", on_row=cut, resume=True)
+            train(name, tmp_path / "run", on_round=cut, resume=True)
     train(name, tmp_path / "run", resume=True)
     assert comparable(tmp_path / "run") == uninterrupted(name, references)
 
@@ -160,12 +163,12 @@ def test_a_module_that_lies_otherwise_in_memory_is_resumed_too(tmp_path):
             **settings,
         )
 
-    def cut(row: dict[str, Any]) -> None:
+    def cut(record: RoundRecord) -> None:
         raise CutError
 
     run(tmp_path / "whole")
     with pytest.raises(CutError):
-        run(tmp_path / "run", on_row=cut)
+        run(tmp_path / "run", on_round=cut)
     run(tmp_path / "run", resume=True)
     assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
 

@@ -18,7 +18,7 @@ from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.registry import get_method
 from fedtailor.objective import Objective
-from helpers import cnn_model, differing, image_data, run, tiny_mlp, vector_data
+from helpers import cnn_model, differing, image_data, run, timeless, tiny_mlp, vector_data
 
 METHOD, MODEL, DATA = get_method("heterofl")(), cnn_model(), image_data()
 SETTINGS = {"fleet": "uniform-2", "rounds": 2, "every": 1}
@@ -75,7 +75,7 @@ def test_workers_take_over_in_the_middle_and_nothing_changes(monkeypatch):
         assert pids
         assert engine._alone == 0.0  # all of it was done by workers
     assert differing(here.state.weights, there.state.weights) == set()
-    assert [{**row, "seconds": 0} for row in here.rows] == [{**row, "seconds": 0} for row in there.rows]
+    assert timeless(here.records) == timeless(there.records)
 
 
 def test_what_cannot_travel_stays_here_and_is_said_once(monkeypatch):
@@ -118,7 +118,7 @@ def test_workers_that_do_not_come_up_are_done_without(monkeypatch):
     with Automatic(METHOD, MODEL, DATA, 2, said.append) as engine:
         there = run(METHOD, MODEL, DATA, engine=lambda _: engine, **SETTINGS)
     assert differing(here.state.weights, there.state.weights) == set()
-    assert [row["refused"] for row in there.rows] == [{}, {}]
+    assert [record.cohort.refused for record in there.records] == [{}, {}]
     assert len(said) == 1
 
 

@@ -34,20 +34,25 @@ class Stop(Exception):  # noqa: N818
 def test_a_run_may_go_on_with_another_number_of_workers(tmp_path):
     whole = fedtailor.train(tiny_cnn(), image_data(), **SETTINGS, engine={"workers": 0})
 
-    def stop(row):
-        if row["round"] == 2:
+    def stop(record):
+        if record.round == 2:
             raise Stop
 
     with pytest.raises(Stop):
         fedtailor.train(
-            tiny_cnn(), image_data(), **SETTINGS, engine={"workers": 0}, folder=tmp_path / "run", on_row=stop
+            tiny_cnn(),
+            image_data(),
+            **SETTINGS,
+            engine={"workers": 0},
+            folder=tmp_path / "run",
+            on_round=stop,
         )
     rest = fedtailor.train(
         tiny_cnn(), image_data(), **SETTINGS, engine={"workers": 1}, folder=tmp_path / "run", resume=True
     )
     assert differing(whole.state.weights, rest.state.weights) == set()
     assert whole.tiers == rest.tiers
-    assert [row["train_loss"] for row in whole.history] == [row["train_loss"] for row in rest.history]
+    assert [record.train_loss for record in whole.history] == [record.train_loss for record in rest.history]
 
 
 class OneSize(torch.nn.Module):
@@ -98,8 +103,14 @@ def test_the_end_of_a_run_says_what_was_refused():
     summary = run_summary(run)
     assert (summary["refused"], summary["abandoned"], summary["resting"]) == ({}, 0, 0)
     rows = [
-        {**run.history[0], "refused": {"late": 2, "absurd-step": 1}, "abandoned": 1, "resting": 0},
-        {**run.history[1], "refused": {"late": 1}, "abandoned": 2, "resting": 4},
+        {
+            **run.history[0].as_row(),
+            "seconds": 1,
+            "refused": {"late": 2, "absurd-step": 1},
+            "abandoned": 1,
+            "resting": 0,
+        },
+        {**run.history[1].as_row(), "seconds": 1, "refused": {"late": 1}, "abandoned": 2, "resting": 4},
     ]
     total = totals(rows)
     assert (total["refused"], total["abandoned"], total["resting"]) == ({"absurd-step": 1, "late": 3}, 3, 4)

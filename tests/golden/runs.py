@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fedtailor
 from fedtailor.methods.registry import get_method
+from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
 from helpers import bits
 
@@ -108,25 +109,25 @@ def golden_run(name: str, kind: str) -> Outcome:
         seed=3, engine={"workers": 0},
         training={"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 16},
     )  # fmt: skip
-    return Outcome(run.state.weights, tuple(plain_row(row) for row in run.history))
+    return Outcome(run.state.weights, tuple(plain_row(record) for record in run.history))
 
 
-def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The measured values of a round under fixed names, whatever the type of a row is called today."""
+def plain_row(record: RoundRecord) -> dict[str, Any]:
+    """The measured values of a round under fixed names, whatever the fields of a record are called today."""
     return {
-        "round": row["round"],
-        "asked": row["clients"],
-        "merged": row["merged"],
-        "refused": row["refused"],
-        "abandoned": row["abandoned"],
-        "down": row["bytes_down"],
-        "up": row["bytes_up"],
-        "macs": row["macs"],
-        "loss": row["train_loss"],
-        "tiers": row.get("tiers"),
-        "best": row.get("best_round"),
-        "reported": row.get("reported", {}),
-        "stage": row["method"].get("stage"),
+        "round": record.round,
+        "asked": record.cohort.asked,
+        "merged": record.cohort.merged,
+        "refused": record.cohort.refused,
+        "abandoned": record.cohort.abandoned,
+        "down": record.training.bytes_down,
+        "up": record.training.bytes_up,
+        "macs": record.training.macs,
+        "loss": record.train_loss,
+        "tiers": record.tiers,
+        "best": record.best_round,
+        "reported": record.reported,
+        "stage": record.method.get("stage"),
     }
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from fedtailor.config import make_config
 from fedtailor.errors import FedtailorError
 from fedtailor.models.pretrained import load_pretrained
-from fedtailor.run.interface import prepare_config, run_config
+from fedtailor.run.interface import run_config
+from fedtailor.run.setup import prepare_config
 
 
 def network() -> nn.Module:

@@ -11,7 +11,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.messages import Dropped, Reply, Update
+from fedtailor.messages import Refused, Reply, Update
 from fedtailor.methods.registry import get_method
 from fedtailor.server.checking import check_answers, check_update
 from helpers import (
@@ -73,7 +73,7 @@ def test_one_non_finite_coordinate_of_any_tensor_is_refused_by_name(name, bad):
     update = good()
     update.patch.values[name].view(-1)[-1] = bad
     refused = check_update(TASK, update, MODEL)
-    assert refused == Dropped(TASK.client.id, TASK.round, "non-finite", name)
+    assert refused == Refused(TASK.client.id, TASK.round, "non-finite", name)
 
 
 @pytest.mark.parametrize("value", [-0.0, 1e-45, -1e-45, 1.1754942e-38, torch.finfo(torch.float32).max])
@@ -246,18 +246,18 @@ def test_at_most_one_answer_for_each_task():
     tasks = [task_for(MODEL, HALF, number=number) for number in (4, 7)]
     first, second = (good(task) for task in tasks)
     stranger = replace(first, client=5)
-    gone = Dropped(7, 0, "diverged")
-    updates, dropped = check_answers(tasks, [first, stranger, first, gone], MODEL)
+    gone = Refused(7, 0, "diverged")
+    updates, refused = check_answers(tasks, [first, stranger, first, gone], MODEL)
     assert updates == [first]
-    assert [(drop.client, drop.reason) for drop in dropped] == [
+    assert [(each.client, each.reason) for each in refused] == [
         (4, "duplicate"),
         (5, "wrong-client"),
         (7, "diverged"),
     ]
     replayed = replace(second, round=-1)  # an old answer does not take the place of the real one
-    updates, dropped = check_answers(tasks, [replayed, second], MODEL)
+    updates, refused = check_answers(tasks, [replayed, second], MODEL)
     assert updates == [second]
-    assert [(drop.client, drop.reason) for drop in dropped] == [(7, "wrong-round")]
+    assert [(each.client, each.reason) for each in refused] == [(7, "wrong-round")]
 
 
 # Through a whole round: the model must be bit-identical to the round without the refused client.
@@ -304,11 +304,11 @@ def lost_run(name: str):
 @pytest.mark.parametrize("expected", SPOILED)
 def test_a_refused_client_leaves_the_model_as_the_round_without_it(name, expected):
     spoiled, (without, everyone) = spoilt_run(name, SPOILED[expected]), lost_run(name)
-    assert [row["refused"] for row in spoiled.rows] == [{expected: 1}] * 2
+    assert [record.cohort.refused for record in spoiled.records] == [{expected: 1}] * 2
     assert differing(spoiled.state.weights, without.state.weights) == set()
     assert differing(spoiled.state.weights, everyone.state.weights) != set()
-    assert spoiled.rows[-1]["tiers"] == without.rows[-1]["tiers"]
-    assert all(math.isfinite(tier["loss"]) for tier in spoiled.rows[-1]["tiers"].values())
+    assert spoiled.records[-1].tiers == without.records[-1].tiers
+    assert all(math.isfinite(tier["loss"]) for tier in spoiled.records[-1].tiers.values())
 
 
 def test_statistics_are_checked_like_weights():
@@ -340,7 +340,7 @@ def test_a_client_whose_loss_is_nan_is_refused_and_the_run_goes_on(name):
         engine=lambda e: Spoiling(Spoiling(e, 1, lambda _update: None), 1, lambda _update: None, "calibrate"),
     )
     statistics = {"non-finite": 1} if name == "heterofl" else {}  # the norms' are asked for and refused too
-    assert [row["refused"] for row in result.rows] == [{"diverged": 1, **statistics}] * 2
+    assert [record.cohort.refused for record in result.records] == [{"diverged": 1, **statistics}] * 2
     assert differing(result.state.weights, without.state.weights) == set()
     assert all(bool(value.isfinite().all()) for value in result.state.weights.values())
 
@@ -350,5 +350,5 @@ def test_all_clients_refused_is_a_round_without_change_where_no_quorum_is_asked_
     result = run(method, model, data, rounds=2, rules=EngineSettings(quorum=0))
     assert differing(result.state.weights, model.weights()) == set()
     assert result.state.round == 2
-    assert [row["refused"] for row in result.rows] == [{"diverged": 1}] * 2
-    assert result.rows[0]["train_loss"] is None
+    assert [record.cohort.refused for record in result.records] == [{"diverged": 1}] * 2
+    assert result.records[0].train_loss is None

@@ -19,6 +19,7 @@ from fedtailor.fleet import Fleet, fleet_by_name
 from fedtailor.methods.registry import get_method
 from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import calibrate, evaluate_tiers
+from fedtailor.server.inquiry import Inquiry
 from helpers import (
     CONV1,
     CONV2,
@@ -31,6 +32,7 @@ from helpers import (
     image_data,
     images,
     mlp_model,
+    setup_of,
     snapshot,
     tiny_cnn,
     vector_data,
@@ -41,11 +43,15 @@ STATIC = get_method("heterofl")(local=LocalTraining(batch_size=4))
 
 
 def calibrated(method, model, data, fleet, state=None, budgets=None, round_=0):
-    fleet = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
-    clients = fleet.capacity(data.sizes, round_, Seeds(0))
-    budgets = budgets or [tier.budget for tier in fleet.tiers]
-    engine = InProcess(method, model, data)
-    return calibrate(method, state or method.init(model), budgets, clients, model, engine, Seeds(0))
+    setup = setup_of(method, model, data, fleet)
+    budgets = budgets or [tier.budget for tier in setup.fleet.tiers]
+    inquiry = Inquiry(setup, InProcess(method, model, data))
+    return calibrate(inquiry, state or setup.start.state, budgets, setup.clients(round_))
+
+
+def scores(method, model, data, fleet, state=None):
+    setup = setup_of(method, model, data, fleet)
+    return evaluate_tiers(setup, state or setup.start.state, setup.fleet.tiers).tiers
 
 
 def small_module(module: nn.Module, first: int, second: int) -> nn.Module:
@@ -184,7 +190,7 @@ def test_widths_that_cut_alike_are_calibrated_each_under_its_own_name():
     """Both 1/8 and 1/16 of four channels are one channel: equal cuts, but two tiers."""
     data, model, fleet = image_data((6, 6)), cnn_model(4, 4), fleet_by_name("d1-e1")
     state = calibrated(STATIC, model, data, fleet)
-    results = evaluate_tiers(STATIC, state, fleet.tiers, model, data.test)
+    results = scores(STATIC, model, data, fleet, state)
     assert results["d"] == results["e"]
     for name in model.statistics:
         assert torch.equal(state.weights[f"{name}@1/8"], state.weights[f"{name}@1/16"])
@@ -211,7 +217,7 @@ def test_dynamic_levels_never_stop_a_run():
     for round_ in range(6):
         lonely += all(one.tier == "e" for one in fleet.capacity(data.sizes, round_, Seeds(0)))
         state = calibrated(STATIC, model, data, fleet, round_=round_)
-        assert evaluate_tiers(STATIC, state, fleet.tiers, model, data.test).keys() == {"a", "e"}
+        assert scores(STATIC, model, data, fleet, state).keys() == {"a", "e"}
     assert lonely > 0  # otherwise this test shows nothing
 
 
@@ -225,9 +231,9 @@ def test_a_patch_of_calibration_is_not_copied_for_each_client():
             seen.extend(tasks)
             return super().run(tasks)
 
-    clients = fleet_by_name("equal").capacity(data.sizes, 0, Seeds(0))
-    engine = Watching(STATIC, model, data)
-    calibrate(STATIC, STATIC.init(model), [Budget(width=1)], clients, model, engine, Seeds(0))
+    setup = setup_of(STATIC, model, data)
+    inquiry = Inquiry(setup, Watching(STATIC, model, data))
+    calibrate(inquiry, setup.start.state, [Budget(width=1)], setup.clients(0))
     assert len(seen) == 10
     assert len({id(task.patch) for task in seen}) == 1
 
@@ -247,8 +253,8 @@ def test_evaluation_leaves_state_and_module_as_they_are(name):
     method, model, data, fleet = get_method(name)(), cnn_model(), image_data(), fleet_by_name("uniform-2")
     state = calibrated(method, model, data, fleet)
     before = snapshot(state.weights), snapshot(model.weights())
-    first = evaluate_tiers(method, state, fleet.tiers, model, data.test)
-    assert evaluate_tiers(method, state, fleet.tiers, model, data.test) == first
+    first = scores(method, model, data, fleet, state)
+    assert scores(method, model, data, fleet, state) == first
     assert (snapshot(state.weights), snapshot(model.weights())) == before
 
 
@@ -256,7 +262,7 @@ def test_tiers_are_evaluated_as_plain_modules_would_be():
     examples = images(300, seed=5)  # more than one batch of evaluation, the last one smaller
     model, data, fleet = cnn_model(4, 6), image_data((8, 8)), fleet_by_name("uniform-2")
     state = calibrated(STATIC, model, data, fleet)
-    results = evaluate_tiers(STATIC, state, fleet.tiers, model, examples)
+    results = scores(STATIC, model, replace(data, test=examples), fleet, state)
     inputs, labels = examples.take(torch.arange(300))
     for tier, module, tag in (
         ("0.5", small_module(model.module, 2, 3), "1/2"),
@@ -296,7 +302,7 @@ def test_metrics_are_the_users_to_replace():
     )
     model = elastic(base.module, base.example, objective=objective)
     method, data = get_method("fedavg")(), vector_data()
-    results = evaluate_tiers(method, method.init(model), fleet_by_name("equal").tiers, model, data.test)
+    results = scores(method, model, data, "equal")
     assert results == {"1": {"loss": 20.0, "size": 20.0}}
 
 
@@ -304,6 +310,6 @@ def test_tiers_that_get_the_same_piece_get_the_same_figures():
     method, model, data = get_method("fedavg")(width="1/2"), cnn_model(), image_data()
     fleet = fleet_by_name("uniform-5")
     assert isinstance(fleet, Fleet)
-    results = evaluate_tiers(method, method.init(model), fleet.tiers, model, data.test)
+    results = scores(method, model, data, fleet)
     assert len(results) == 5
     assert len({tuple(figures.items()) for figures in results.values()}) == 1

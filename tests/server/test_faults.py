@@ -19,16 +19,17 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import QuorumError
-from fedtailor.fleet import fleet_by_name
 from fedtailor.merging import by_samples
-from fedtailor.messages import Dropped, Task, Update
+from fedtailor.messages import Refused, Task, Update
 from fedtailor.methods.registry import get_method
+from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
 from fedtailor.server.faults import Timely
-from fedtailor.server.loop import RoundSettings, run_rounds
+from fedtailor.server.loop import run_rounds
 from fedtailor.server.sampling import sample
+from fedtailor.server.setup import RoundSettings
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from helpers import (
     CONV2,
@@ -41,6 +42,8 @@ from helpers import (
     image_data,
     mlp_model,
     run,
+    setup_of,
+    timeless,
     vector_data,
     with_nan_inputs,
 )
@@ -146,14 +149,14 @@ def without():
 def test_a_bad_update_is_refused_and_the_model_is_that_of_the_round_without_the_client(row):
     reason, spoil = BAD[row]
     bad = spoilt(spoil)
-    for each in bad.rows:
-        (found,) = each["refused"]
+    for each in bad.records:
+        (found,) = each.cohort.refused
         assert found in reason.split("|")
-        assert each["refused"][found] == 1
-        assert (each["clients"], each["merged"], each["abandoned"]) == (4, 3, 0)
+        assert each.cohort.refused[found] == 1
+        assert (each.cohort.asked, each.cohort.merged, each.cohort.abandoned) == (4, 3, 0)
     assert differing(bad.state.weights, without().state.weights) == set()
-    assert bad.rows[-1]["tiers"] == without().rows[-1]["tiers"]
-    assert bad.rows[-1]["train_loss"] == without().rows[-1]["train_loss"]
+    assert bad.records[-1].tiers == without().records[-1].tiers
+    assert bad.records[-1].train_loss == without().records[-1].train_loss
     assert all(bool(value.isfinite().all()) for value in bad.state.weights.values())
 
 
@@ -185,15 +188,15 @@ def test_what_comes_on_top_of_a_good_update_changes_nothing(reason, first, add):
     method, data = get_method("fedavg")(), image_data(SIZES)
     fine = run(method, cnn_model(), data, rounds=2)
     more = run(method, cnn_model(), data, rounds=2, engine=lambda inner: Adding(inner, add, first))
-    assert [row["refused"] for row in more.rows] == [{reason: 1}] * 2
-    assert [row["merged"] for row in more.rows] == [4, 4]
+    assert [record.cohort.refused for record in more.records] == [{reason: 1}] * 2
+    assert [record.cohort.merged for record in more.records] == [4, 4]
     assert differing(fine.state.weights, more.state.weights) == set()
 
 
 def test_an_answer_under_another_name_is_two_faults():
     """Somebody answered who was not asked, and somebody who was asked did not answer."""
     result = spoilt(lambda update: replace(update, client=99))
-    assert [row["refused"] for row in result.rows] == [{"no-answer": 1, "wrong-client": 1}] * 2
+    assert [record.cohort.refused for record in result.records] == [{"no-answer": 1, "wrong-client": 1}] * 2
     assert differing(result.state.weights, without().state.weights) == set()
 
 
@@ -206,7 +209,7 @@ def test_honest_clients_of_very_different_sizes_are_not_absurd():
     data = vector_data((1, 1, 1, 1, 400))
     method = get_method("fedavg")(local=LocalTraining(lr=0.5, batch_size=1))
     result = run(method, model, data, rounds=2)
-    assert [row["refused"] for row in result.rows] == [{}, {}]
+    assert [record.cohort.refused for record in result.records] == [{}, {}]
 
 
 @dataclass(frozen=True)
@@ -235,14 +238,16 @@ class Longer:
 def test_steps_a_thousand_times_too_long_are_refused_and_long_ones_are_not(name, factor, refused):
     method = get_method(name)(norm="static", local=LocalTraining(batch_size=2))
     data = image_data(SIZES)
-    row = run(method, cnn_model(), data, "uniform-2", engine=lambda inner: Longer(inner, factor)).rows[0]
-    assert row["refused"] == refused
+    record = run(method, cnn_model(), data, "uniform-2", engine=lambda inner: Longer(inner, factor)).records[
+        0
+    ]
+    assert record.cohort.refused == refused
 
 
 def test_a_lone_client_has_nobody_to_be_compared_with():
     method, model, data = get_method("fedavg")(), cnn_model(), image_data((6,))
     result = run(method, model, data, engine=lambda e: Spoiling(e, 0, lambda update: scaled(update, 1e3)))
-    assert result.rows[0]["refused"] == {}
+    assert result.records[0].cohort.refused == {}
 
 
 def test_several_absurd_clients_are_refused_one_after_the_other():
@@ -254,7 +259,7 @@ def test_several_absurd_clients_are_refused_one_after_the_other():
         return inner
 
     bad = run(method, model, data, engine=engine)
-    assert bad.rows[0]["refused"] == {"absurd-step": 3}
+    assert bad.records[0].cohort.refused == {"absurd-step": 3}
     fine = run(method, model, data, engine=lambda e: Losing(e, {0: [1, 3, 5]}))
     assert differing(bad.state.weights, fine.state.weights) == set()
 
@@ -279,7 +284,7 @@ class Losing:
             yield answer
             yield None
         if self.says_so:
-            yield from (Dropped(number, tasks[0].round, "gone") for number in gone)
+            yield from (Refused(number, tasks[0].round, "gone") for number in gone)
 
 
 @pytest.mark.parametrize("drawn", ["exactly 30 %", "each with 30 %"])
@@ -296,18 +301,20 @@ def test_thirty_per_cent_drop_out_for_a_hundred_rounds(drawn):
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data((3, 4, 5, 6, 7, 3, 4, 5, 6, 7))
     seen: list[Update] = []
     states: list[Checkpoint] = []
-    rows: list[dict[str, Any]] = []
+    records: list[RoundRecord] = []
 
-    def note(row, at):
-        rows.append(row)
+    def note(record, at):
+        records.append(record)
         states.append(at)
 
     engine = Losing(InProcess(method, model, data), lost, seen=seen)
     settings = RoundSettings(rounds, clients, rounds)
-    run_rounds(method, model, data, fleet_by_name("equal"), engine, settings, Seeds(0), note)
-    assert [row["abandoned"] for row in rows] == [0] * rounds
-    assert [row["refused"].get("no-answer", 0) for row in rows] == [len(lost[n]) for n in range(rounds)]
-    assert [row["merged"] for row in rows] == [clients - len(lost[n]) for n in range(rounds)]
+    run_rounds(setup_of(method, model, data, settings=settings), engine, note)
+    assert [record.cohort.abandoned for record in records] == [0] * rounds
+    assert [record.cohort.refused.get("no-answer", 0) for record in records] == [
+        len(lost[n]) for n in range(rounds)
+    ]
+    assert [record.cohort.merged for record in records] == [clients - len(lost[n]) for n in range(rounds)]
     for number in range(rounds):
         survivors = [update for update in seen if update.round == number]
         assert {update.client for update in survivors} == set(range(clients)) - set(lost[number])
@@ -325,8 +332,8 @@ def test_half_of_the_clients_gone_is_still_a_round(says_so):
     lost = {number: [0, 2, 4] for number in range(3)}
     result = run(method, model, data, rounds=3, engine=lambda e: Losing(e, lost, says_so))
     reason = "gone" if says_so else "no-answer"
-    assert [row["refused"] for row in result.rows] == [{reason: 3}] * 3
-    assert [row["resting"] for row in result.rows] == [0, 0, 3 if says_so else 0]
+    assert [record.cohort.refused for record in result.records] == [{reason: 3}] * 3
+    assert [record.cohort.resting for record in result.records] == [0, 0, 3 if says_so else 0]
 
 
 # Deadline
@@ -376,14 +383,14 @@ def slow_run(seconds: dict[int, float], deadline: float = 10.0, **settings: Any)
 
 def test_stragglers_are_late_and_the_round_closes_at_the_deadline():
     result, clock, closed = slow_run({1: 5.0, 2: 11.0, 4: 1e9})
-    assert [row["refused"] for row in result.rows] == [{"late": 2}] * 2
-    assert [row["merged"] for row in result.rows] == [4, 4]
+    assert [record.cohort.refused for record in result.records] == [{"late": 2}] * 2
+    assert [record.cohort.merged for record in result.records] == [4, 4]
     assert clock.now - 1000 <= 2 * (10 + 1)
     assert closed == [6, 6]  # the engine was told that nobody listens any more
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data()
     others = run(method, model, data, rounds=2, engine=lambda e: Losing(e, {0: [2, 4], 1: [2, 4]}))
     assert differing(result.state.weights, others.state.weights) == set()
-    assert result.rows[-1]["resting"] == 0  # being late is no offence
+    assert result.records[-1].cohort.resting == 0  # being late is no offence
 
 
 def test_a_deadline_that_does_not_fire_changes_nothing():
@@ -392,7 +399,7 @@ def test_a_deadline_that_does_not_fire_changes_nothing():
     for deadline in (10.0, 1e6):
         result, _, _ = slow_run({1: 5.0, 2: 9.0}, deadline)
         assert differing(result.state.weights, plain.state.weights) == set()
-        assert [{**row, "seconds": 0} for row in result.rows] == [{**row, "seconds": 0} for row in plain.rows]
+        assert timeless(result.records) == timeless(plain.records)
 
 
 def test_jumps_of_the_time_of_day_do_not_matter(monkeypatch):
@@ -400,7 +407,7 @@ def test_jumps_of_the_time_of_day_do_not_matter(monkeypatch):
 
     monkeypatch.setattr(time, "time", lambda: -86400.0)
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data()
-    assert run(method, model, data, rules=EngineSettings(deadline=5)).rows[0]["refused"] == {}
+    assert run(method, model, data, rules=EngineSettings(deadline=5)).records[0].cohort.refused == {}
     assert Timely(InProcess(method, model, data), 5).clock is time.monotonic
 
 
@@ -413,12 +420,12 @@ def test_a_round_below_its_quorum_is_tried_again_with_others():
     dead = {number: [0, 1, 2, 3, 4, 5] for number in range(20)}
     rules = EngineSettings(quorum=0.5, retries=50)
     result = run(method, model, data, rounds=4, cohort=2, rules=rules, engine=lambda e: Losing(e, dead))
-    assert [row["round"] for row in result.rows] == [1, 2, 3, 4]
-    assert sum(row["abandoned"] for row in result.rows) > 0
-    for row in result.rows:
-        assert row["clients"] == 2 * (1 + row["abandoned"])
-        assert row["merged"] >= 1
-        assert row["refused"].get("no-answer", 0) == row["clients"] - row["merged"]
+    assert [record.round for record in result.records] == [1, 2, 3, 4]
+    assert sum(record.cohort.abandoned for record in result.records) > 0
+    for record in result.records:
+        assert record.cohort.asked == 2 * (1 + record.cohort.abandoned)
+        assert record.cohort.merged >= 1
+        assert record.cohort.refused.get("no-answer", 0) == record.cohort.asked - record.cohort.merged
     again = run(method, model, data, rounds=4, cohort=2, rules=rules, engine=lambda e: Losing(e, dead))
     assert differing(result.state.weights, again.state.weights) == set()
 
@@ -429,7 +436,7 @@ def test_after_its_retries_the_run_stops_with_the_model_unchanged(monkeypatch):
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data()
     everyone = list(range(6))
     rules = EngineSettings(quorum=0.5, retries=2, pause=1.5)
-    rows: list[dict[str, Any]] = []
+    records: list[RoundRecord] = []
     asked: list[int] = []
 
     class Counting(Losing):
@@ -441,15 +448,15 @@ def test_after_its_retries_the_run_stops_with_the_model_unchanged(monkeypatch):
     settings = RoundSettings(5, 4, 5, engine=rules)
     with pytest.raises(QuorumError) as caught:
         run_rounds(
-            method, model, data, fleet_by_name("equal"), engine, settings, Seeds(0), lambda row, _at: rows.append(row)
-        )  # fmt: skip
+            setup_of(method, model, data, settings=settings), engine, lambda record, _: records.append(record)
+        )
     assert str(caught.value) == (
         "round 2 was tried 3 times and never had a quorum: the last time 0 of 4 clients gave an update that can be "
         "used, and 2 are needed; 4 x no-answer. The model is that of round 1. See engine.quorum, engine.deadline and "
         "engine.retries; if clients diverged, lower training.lr"
     )
     assert caught.value.exit_code == 69
-    assert [row["round"] for row in rows] == [1]
+    assert [record.round for record in records] == [1]
     assert asked == [0, 1, 1, 1]
     assert pauses == [1.5, 3.0]
 
@@ -514,14 +521,14 @@ def test_more_clients_are_asked_than_needed(count, factor, asked):
     assert faults.cohort_size(count, EngineSettings(over_selection=factor)) == asked
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data((2,) * 15)
     rules = EngineSettings(over_selection=factor)
-    row = run(method, model, data, cohort=count, rules=rules).rows[0]
-    assert (row["clients"], row["merged"]) == (asked, asked)
+    record = run(method, model, data, cohort=count, rules=rules).records[0]
+    assert (record.cohort.asked, record.cohort.merged) == (asked, asked)
 
 
 def test_no_more_are_asked_than_there_are():
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data()
-    row = run(method, model, data, cohort=6, rules=EngineSettings(over_selection=2)).rows[0]
-    assert row["clients"] == 6
+    record = run(method, model, data, cohort=6, rules=EngineSettings(over_selection=2)).records[0]
+    assert record.cohort.asked == 6
 
 
 # Strikes
@@ -538,9 +545,9 @@ def test_after_three_strikes_a_client_rests_for_the_run():
 
     spoil = BAD["weight 1000000000000000.0"][1]
     result = run(method, model, data, rounds=6, engine=lambda e: Watching(e, 2, spoil))
-    assert [row["refused"] for row in result.rows] == [{"bad-weight": 1}] * 3 + [{}] * 3
-    assert [row["resting"] for row in result.rows] == [0, 0, 1, 1, 1, 1]
-    assert [row["clients"] for row in result.rows] == [4, 4, 4, 3, 3, 3]
+    assert [record.cohort.refused for record in result.records] == [{"bad-weight": 1}] * 3 + [{}] * 3
+    assert [record.cohort.resting for record in result.records] == [0, 0, 1, 1, 1, 1]
+    assert [record.cohort.asked for record in result.records] == [4, 4, 4, 3, 3, 3]
     assert all((2 in ids) == (number < 3) for number, ids in asked)
     others = run(method, model, data, rounds=6, engine=lambda e: Losing(e, {n: [2] for n in range(6)}))
     assert differing(result.state.weights, others.state.weights) == set()
@@ -548,13 +555,13 @@ def test_after_three_strikes_a_client_rests_for_the_run():
 
 @pytest.mark.parametrize("reason", sorted(faults.FORGIVEN))
 def test_some_faults_are_no_offence(reason):
-    strikes = faults.with_strikes({1: 2}, [client(1)], [Dropped(1, 0, reason)])
+    strikes = faults.with_strikes({1: 2}, [client(1)], [Refused(1, 0, reason)])
     assert strikes == {1: 2}
 
 
 def test_strikes_count_rounds_and_hit_only_those_who_were_asked():
-    dropped = [Dropped(1, 0, "non-finite"), Dropped(1, 0, "duplicate"), Dropped(99, 0, "wrong-client")]
-    assert faults.with_strikes({3: 1}, [client(1), client(2)], dropped) == {1: 1, 3: 1}
+    refused = [Refused(1, 0, "non-finite"), Refused(1, 0, "duplicate"), Refused(99, 0, "wrong-client")]
+    assert faults.with_strikes({3: 1}, [client(1), client(2)], refused) == {1: 1, 3: 1}
 
 
 def test_strikes_can_be_switched_off():
@@ -563,8 +570,8 @@ def test_strikes_can_be_switched_off():
         method, model, data, rounds=5, rules=EngineSettings(strikes=0),
         engine=lambda e: Spoiling(e, 2, BAD["weight 0"][1]),
     )  # fmt: skip
-    assert [row["refused"] for row in result.rows] == [{"bad-weight": 1}] * 5
-    assert [row["resting"] for row in result.rows] == [0] * 5
+    assert [record.cohort.refused for record in result.records] == [{"bad-weight": 1}] * 5
+    assert [record.cohort.resting for record in result.records] == [0] * 5
 
 
 def test_a_run_whose_clients_all_rest_stops():
@@ -595,8 +602,8 @@ def test_bad_statistics_are_strikes_too_and_who_rests_is_not_asked_for_them():
         return replace(update, weight=-1)
 
     result = run(method, model, data, rounds=5, every=1, engine=lambda e: Watching(e, 2, spoil, "calibrate"))
-    assert [row["refused"] for row in result.rows] == [{"bad-weight": 1}] * 3 + [{}] * 2
-    assert [row["resting"] for row in result.rows] == [0, 0, 1, 1, 1]
+    assert [record.cohort.refused for record in result.records] == [{"bad-weight": 1}] * 3 + [{}] * 2
+    assert [record.cohort.resting for record in result.records] == [0, 0, 1, 1, 1]
     assert asked[-1] == [0, 1, 3]
 
 
@@ -605,26 +612,23 @@ def test_strikes_survive_a_checkpoint():
     method, model, data = get_method("fedavg")(), cnn_model(), image_data(SIZES)
     engine = Spoiling(InProcess(method, model, data), 2, BAD["weight 0"][1])
     ends: list[Checkpoint] = []
-    rows: list[dict[str, Any]] = []
+    records: list[RoundRecord] = []
 
     def go(rounds: int, start: Checkpoint | None) -> Checkpoint:
-        settings = RoundSettings(rounds, 100, 100)
-        fleet = fleet_by_name("equal")
-        return run_rounds(
-            method, model, data, fleet, engine, settings, Seeds(0), lambda row, _at: rows.append(row), start
-        )  # fmt: skip
+        setup = setup_of(method, model, data, settings=RoundSettings(rounds, 100, 100))
+        return run_rounds(setup, engine, lambda record, _: records.append(record), start)
 
     ends.append(go(5, None))
-    whole, rows = rows, []
+    whole, records = records, []
     middle = go(2, None)
     assert middle.strikes == {2: 2}
     saved = b"".join(bytes(piece) for piece in encode_checkpoint(middle))
     ends.append(go(5, decode_checkpoint(saved)))
     assert differing(ends[0].state.weights, ends[1].state.weights) == set()
     assert ends[0].strikes == ends[1].strikes == {2: 3}
-    evaluated = ("seconds", "tiers", "best_round", "notes")  # the last round of a run is evaluated
-    plain = [{k: v for k, v in row.items() if k not in evaluated} for row in whole]
-    assert plain == [{k: v for k, v in row.items() if k not in evaluated} for row in rows]
+    # The last round of a run is evaluated.
+    plain = {"seconds": 0, "tiers": None, "best_round": None, "deployed": {}}
+    assert [replace(record, **plain) for record in whole] == [replace(record, **plain) for record in records]
 
 
 # The order of things
@@ -635,19 +639,16 @@ def test_rows_can_be_written_and_do_not_depend_on_who_came_first():
 
     def engine(backwards: bool) -> Callable[[InProcess], Any]:
         def wrap(inner: InProcess) -> Any:
-            for number, row in ((1, "weight 0"), (3, "nan loss"), (4, "one number")):
-                inner = Spoiling(inner, number, BAD[row][1])  # type: ignore[assignment]
+            for number, kind in ((1, "weight 0"), (3, "nan loss"), (4, "one number")):
+                inner = Spoiling(inner, number, BAD[kind][1])  # type: ignore[assignment]
             return Backwards(inner) if backwards else inner
 
         return wrap
 
     one, other = (run(method, model, data, rounds=2, engine=engine(backwards)) for backwards in (False, True))
-    lines = [
-        [json.dumps({k: v for k, v in row.items() if k != "seconds"}) for row in result.rows]
-        for result in (one, other)
-    ]
+    lines = [[json.dumps(record.as_row()) for record in result.records] for result in (one, other)]
     assert lines[0] == lines[1]
-    assert list(one.rows[0]["refused"]) == ["bad-weight", "non-finite", "wrong-shape"]
+    assert list(one.records[0].cohort.refused) == ["bad-weight", "non-finite", "wrong-shape"]
 
 
 @dataclass(frozen=True)

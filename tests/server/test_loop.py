@@ -11,14 +11,15 @@ from torch import nn
 
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
-from fedtailor.messages import Client, Dropped, ServerState, Task, Update
+from fedtailor.messages import Client, Refused, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
-from fedtailor.server.loop import RoundSettings
-from helpers import cnn_model, differing, image_data, mlp_model, run, vector_data
+from fedtailor.server.setup import RoundSettings
+from helpers import cnn_model, differing, image_data, mlp_model, run, timeless, vector_data
 
 METHODS = ["fedavg", "heterofl"]
 
@@ -28,10 +29,10 @@ class Watching:
     """An engine that keeps everything that passes through it, and may answer in reverse."""
 
     inner: InProcess
-    seen: list[tuple[Task, Update | Dropped]]
+    seen: list[tuple[Task, Update | Refused]]
     backwards: bool = False
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
         pairs = list(zip(tasks, self.inner.run(tasks), strict=True))
         self.seen.extend(pairs)
         yield from (answer for _, answer in (reversed(pairs) if self.backwards else pairs))
@@ -43,7 +44,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(name):
     settings: dict[str, Any] = {"fleet": "uniform-2", "rounds": 3, "cohort": 3, "every": 2}
     first, second, other = (run(method, model, data, seed=seed, **settings) for seed in (4, 4, 5))
     assert differing(first.state.weights, second.state.weights) == set()
-    assert [{**row, "seconds": 0} for row in first.rows] == [{**row, "seconds": 0} for row in second.rows]
+    assert timeless(first.records) == timeless(second.records)
     assert differing(first.state.weights, other.state.weights) != set()
 
 
@@ -75,52 +76,52 @@ def test_the_order_in_which_clients_answer_does_not_matter(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_bytes_are_the_sizes_of_what_travels(name):
     method, model, data = get_method(name)(), cnn_model(), image_data((6, 5, 7, 4))
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     result = run(method, model, data, "uniform-2", rounds=2, cohort=3, engine=lambda e: Watching(e, seen))
-    for number, row in enumerate(result.rows):
+    for number, record in enumerate(result.records):
         pairs = [(task, answer) for task, answer in seen if task.round == number and task.action == "train"]
-        assert row["clients"] == len(pairs) == 3
+        assert record.cohort.asked == len(pairs) == 3
         down = [value for task, _ in pairs for value in task.patch.values.values()]
         up = [value for _, answer in pairs for value in answer.patch.values.values()]
-        assert row["bytes_down"] == sum(value.numel() * value.element_size() for value in down)
-        assert row["bytes_up"] == sum(value.numel() * value.element_size() for value in up)
+        assert record.training.bytes_down == sum(value.numel() * value.element_size() for value in down)
+        assert record.training.bytes_up == sum(value.numel() * value.element_size() for value in up)
 
 
 def test_what_travels_has_the_size_of_the_cut_and_nothing_more():
     """tiny_cnn of 4 and 6 channels at width 1/2, without statistics: 4 bytes for every number that a client holds."""
     method, model = get_method("heterofl")(label_rows=False, masked_loss=False), cnn_model(4, 6)
-    row = run(method, model, image_data((6,)), "equal-0.5").rows[0]
+    record = run(method, model, image_data((6,)), "equal-0.5").records[0]
     numbers = (2 * 9 + 2) + 2 * 2 + (3 * 2 * 9 + 3) + 2 * 3 + (4 * 12 + 4)
-    assert (row["bytes_down"], row["bytes_up"]) == (4 * numbers, 4 * numbers)
+    assert (record.training.bytes_down, record.training.bytes_up) == (4 * numbers, 4 * numbers)
 
 
 def test_averaged_statistics_travel_with_the_weights():
-    row = run(get_method("fedavg")(), cnn_model(4, 6), image_data((6,)), "equal").rows[0]
+    record = run(get_method("fedavg")(), cnn_model(4, 6), image_data((6,)), "equal").records[0]
     numbers = (4 * 9 + 4) + 2 * 4 + (6 * 4 * 9 + 6) + 2 * 6 + (4 * 24 + 4)
-    assert row["bytes_down"] == row["bytes_up"] == 4 * (numbers + 2 * 4 + 2 * 6) + 2 * 8
+    assert record.training.bytes_down == record.training.bytes_up == 4 * (numbers + 2 * 4 + 2 * 6) + 2 * 8
 
 
 def test_label_rows_save_bytes_on_the_way_up():
     method, model = get_method("heterofl")(), cnn_model()
-    row = run(method, model, image_data((2,)), "equal").rows[0]  # labels 0 and 1 of four
-    assert row["bytes_down"] - row["bytes_up"] == 4 * 2 * (24 + 1)
+    record = run(method, model, image_data((2,)), "equal").records[0]  # labels 0 and 1 of four
+    assert record.training.bytes_down - record.training.bytes_up == 4 * 2 * (24 + 1)
 
 
 def test_macs_are_three_forward_passes_for_every_example_that_was_trained_on():
     method, model = get_method("fedavg")(local=LocalTraining(epochs=2)), mlp_model(8)
-    row = run(method, model, vector_data((6, 3)), "equal").rows[0]
+    record = run(method, model, vector_data((6, 3)), "equal").records[0]
     forward = 5 * 8 + 8 + 8 * 4 + 4
-    assert row["macs"] == 3 * forward * (6 + 3) * 2
+    assert record.training.macs == 3 * forward * (6 + 3) * 2
 
 
 def test_rows_say_what_happened():
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data((6, 3, 5))
     result = run(
         method, model, data, "uniform-2", rounds=5, every=2, cohort=2, engine=lambda e: Watching(e, seen)
     )
-    assert [row["round"] for row in result.rows] == [1, 2, 3, 4, 5]
-    assert [sorted(row.get("tiers", {})) for row in result.rows] == [
+    assert [record.round for record in result.records] == [1, 2, 3, 4, 5]
+    assert [sorted(record.tiers or {}) for record in result.records] == [
         [],
         ["0.5", "1"],
         [],
@@ -128,21 +129,21 @@ def test_rows_say_what_happened():
         ["0.5", "1"],
     ]
     assert result.state.round == 5
-    for number, row in enumerate(result.rows):
+    for number, record in enumerate(result.records):
         answers = [answer for task, answer in seen if task.round == number]
-        assert row["clients"] == len(answers) == 2
-        assert row["refused"] == {}
-        assert row["seconds"] >= 0
+        assert record.cohort.asked == len(answers) == 2
+        assert record.cohort.refused == {}
+        assert record.seconds >= 0
         losses = sum(answer.metrics["loss"] * answer.weight for answer in answers)
-        assert row["train_loss"] == pytest.approx(losses / sum(answer.weight for answer in answers))
+        assert record.train_loss == pytest.approx(losses / sum(answer.weight for answer in answers))
 
 
 @dataclass(frozen=True)
 class NanForOne(Method):
     """Plain averaging, but the loss of client 2 is NaN."""
 
-    def loss(self, outputs, batch, task, model):
-        loss = super().loss(outputs, batch, task, model)
+    def loss(self, outputs, weights, batch, task, model):
+        loss = super().loss(outputs, weights, batch, task, model)
         return loss * math.nan if task.client.id == 2 else loss
 
 
@@ -150,8 +151,8 @@ class NanForOne(Method):
 class NanGradientForOne(Method):
     """The loss of client 2 is finite, its gradient is not: the root of zero has an infinite slope."""
 
-    def loss(self, outputs, batch, task, model):
-        loss = super().loss(outputs, batch, task, model)
+    def loss(self, outputs, weights, batch, task, model):
+        loss = super().loss(outputs, weights, batch, task, model)
         return loss + (outputs[0].sum() * 0).sqrt() if task.client.id == 2 else loss
 
 
@@ -162,12 +163,12 @@ def test_a_client_that_diverges_is_refused_and_counted_and_the_run_goes_on(metho
     model, data = mlp_model(), vector_data((6, 5, 7, 4))
     bad = run(method, model, data, rounds=2)
     others = run(method, model, data, rounds=2, engine=lambda e: Without(e, 2))
-    assert [row["refused"] for row in bad.rows] == [{reason: 1}] * 2
-    assert [row["clients"] for row in bad.rows] == [4, 4]
+    assert [record.cohort.refused for record in bad.records] == [{reason: 1}] * 2
+    assert [record.cohort.asked for record in bad.records] == [4, 4]
     assert differing(bad.state.weights, others.state.weights) == set()
     assert differing(bad.state.weights, model.weights()) != set()
-    assert math.isfinite(bad.rows[-1]["tiers"]["1"]["loss"])
-    assert math.isfinite(bad.rows[-1]["train_loss"])
+    assert math.isfinite(bad.records[-1].tiers["1"]["loss"])
+    assert math.isfinite(bad.records[-1].train_loss)
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Without:
     inner: InProcess
     client: int
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Dropped]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Update | Refused]:
         return self.inner.run([task for task in tasks if task.client.id != self.client])
 
 
@@ -186,7 +187,7 @@ class Remembering(Method):
     def init(self, model):
         return replace(super().init(model), memory={"answers": [], "tiers": []})
 
-    def participants(self, state, clients):
+    def participants(self, state, clients, model):
         return [client for client in clients if client.id % 2 == 0]
 
     def prepare(self, task, data, model):
@@ -214,7 +215,9 @@ def test_hooks_see_their_memories_and_only_participants_are_sampled():
 
 @dataclass(frozen=True)
 class Nobody(Method):
-    def participants(self, state: ServerState, clients: Sequence[Client]) -> Sequence[Client]:
+    def participants(
+        self, state: ServerState, clients: Sequence[Client], model: ElasticModel
+    ) -> Sequence[Client]:
         return []
 
 
@@ -223,15 +226,12 @@ def test_a_round_in_which_nobody_may_take_part_keeps_the_weights():
     result = run(Nobody(), model, vector_data(), rounds=2)
     assert result.state.round == 2
     assert differing(result.state.weights, model.weights()) == set()
-    assert (result.rows[0]["clients"], result.rows[0]["train_loss"], result.rows[0]["bytes_up"]) == (
-        0,
-        None,
-        0,
-    )
+    first = result.records[0]
+    assert (first.cohort.asked, first.train_loss, first.training.bytes_up) == (0, None, 0)
 
 
 def test_tasks_carry_their_slot_and_the_clients_of_the_round():
-    seen: list[tuple[Task, Update | Dropped]] = []
+    seen: list[tuple[Task, Update | Refused]] = []
     fleet = fleet_by_name("uniform-2", dynamic=True)
     run(
         get_method("fedavg")(),

@@ -23,29 +23,28 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.errors import CorruptError, FedtailorError, StorageError
 from fedtailor.messages import ServerState, Update
 from fedtailor.methods.registry import get_method
-from fedtailor.record import Best
-from fedtailor.server.loop import first_checkpoint
+from fedtailor.record import Best, Cohort, RoundRecord
 from fedtailor.storage import generations
-from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, settle
 from fedtailor.storage.journal import CheckpointSettings, Journal
 from helpers import bits, cnn_model, differing
 
 MODEL = cnn_model()
 CPU = torch.device("cpu")
 MARK = {"seed": 1}
+START = Checkpoint(settle(get_method("fedavg")().init(MODEL)))
 
 
 def checkpoint_of(round: int) -> Checkpoint:
     """A state that differs from round to round, with every kind of memory in it."""
-    start = first_checkpoint(get_method("fedavg")(), MODEL)
-    weights = {name: value + round for name, value in start.state.weights.items()}
+    weights = {name: value + round for name, value in START.state.weights.items()}
     memory = {"masks": [torch.tensor([True, False])], 3: (round, 0.5), "best": float("inf")}
     memories = {4: {round: {"labels": torch.arange(round + 1)}}}
     return Checkpoint(ServerState(round, weights, memory), memories, Best(max(0, round - 1), 0.25, 1), {9: 2})
 
 
-def row_of(round: int) -> dict[str, Any]:
-    return {"round": round, "clients": 3, "train_loss": 1 / (round + 1), "seconds": 0.5}
+def record_of(round: int) -> RoundRecord:
+    return RoundRecord(round, Cohort(asked=3), train_loss=1 / (round + 1), seconds=0.5)
 
 
 def text(checkpoint: Checkpoint) -> bytes:
@@ -77,7 +76,7 @@ def test_a_checkpoint_of_another_version_is_refused():
 
 def test_client_memories_are_keyed_by_round_and_the_last_two_stay():
     """A server that was set back to round 2 must not hand out what a client kept in round 2 or later."""
-    at = replace(first_checkpoint(get_method("fedavg")(), MODEL))
+    at = START
     for round in range(4):
         update = Update(
             7, round, round, Patch({}, Cut.everything()), 1.0, memory={"kept": torch.tensor(round)}
@@ -94,7 +93,7 @@ def test_client_memories_are_keyed_by_round_and_the_last_two_stay():
 
 
 def test_a_memory_that_cannot_be_saved_is_named_in_its_first_round():
-    at = first_checkpoint(get_method("fedavg")(), MODEL)
+    at = START
     with pytest.raises(FedtailorError, match=r"state.memory\['masks'\] is of type set"):
         at.after(replace(at.state, memory={"masks": {1}}), [], None)
     update = Update(1, 0, 0, Patch({}, Cut.everything()), 1.0, memory={"x": object()})  # type: ignore[dict-item]
@@ -103,7 +102,7 @@ def test_a_memory_that_cannot_be_saved_is_named_in_its_first_round():
 
 
 def test_the_deepest_memory_that_is_accepted_can_be_saved():
-    at = first_checkpoint(get_method("fedavg")(), MODEL)
+    at = START
 
     def nested(depth: int) -> Any:
         return [nested(depth - 1)] if depth else 1
@@ -130,7 +129,7 @@ def folder(tmp_path: Path) -> Path:
     with Journal.create(path, {"config.toml": "x = 1\n"}) as journal:
         journal.begin(MARK, CheckpointSettings(keep=2), checkpoint_of(0), CPU)
         for round in (1, 2, 3):
-            journal.record(row_of(round), checkpoint_of(round))
+            journal.record(record_of(round), checkpoint_of(round))
     return path
 
 
@@ -138,7 +137,7 @@ def add_round(path: Path, round: int = 4) -> None:
     """What one round of a resumed run does to its folder."""
     with Journal.open(path) as journal:
         journal.begin(MARK, CheckpointSettings(keep=2), checkpoint_of(0), CPU, on_notice=lambda _: None)
-        journal.record(row_of(round), checkpoint_of(round))
+        journal.record(record_of(round), checkpoint_of(round))
 
 
 def newest(path: Path) -> int:
@@ -147,7 +146,7 @@ def newest(path: Path) -> int:
         journal.begin(MARK, CheckpointSettings(keep=2), checkpoint_of(0), CPU, on_notice=lambda _: None)
         round = journal.at.state.round
         assert text(journal.at) == text(checkpoint_of(round))
-        assert [row["round"] for row in journal.history] == list(range(1, round + 1))
+        assert [record.round for record in journal.history] == list(range(1, round + 1))
     return round
 
 
@@ -166,7 +165,7 @@ def test_the_last_generations_and_the_best_one_are_kept(tmp_path):
         journal.begin(MARK, CheckpointSettings(keep=3), checkpoint_of(0), CPU)
         for round in range(1, 9):
             best = Best(2 if round >= 2 else 1, 0.5)
-            journal.record(row_of(round), replace(checkpoint_of(round), best=best))
+            journal.record(record_of(round), replace(checkpoint_of(round), best=best))
         assert generations.saved_rounds(tmp_path / "run/checkpoints") == [2, 6, 7, 8]
         assert text(replace(checkpoint_of(2), best=Best(2, 0.5))) == text(
             replace(checkpoint_of(2), state=journal.state_of(2), best=Best(2, 0.5))
@@ -178,7 +177,7 @@ def test_saving_every_few_rounds_also_saves_better_ones_and_the_end(tmp_path):
         journal.begin(MARK, CheckpointSettings(every=4, keep=100), checkpoint_of(0), CPU)
         for round in range(1, 11):
             best = Best(3 if round >= 3 else 1, 0.5)
-            journal.record(row_of(round), replace(checkpoint_of(round), best=best))
+            journal.record(record_of(round), replace(checkpoint_of(round), best=best))
         journal.finish(checkpoint_of(10), lambda folder: None)
     assert generations.saved_rounds(tmp_path / "run/checkpoints") == [0, 1, 3, 4, 8, 10]
 
@@ -189,15 +188,15 @@ def test_rows_after_the_generation_are_cut_off(tmp_path):
     with Journal.create(tmp_path / "run", {}) as journal:
         journal.begin(MARK, settings, replace(checkpoint_of(0), best=None), CPU)
         for round in range(1, 6):
-            journal.record(row_of(round), replace(checkpoint_of(round), best=None))
+            journal.record(record_of(round), replace(checkpoint_of(round), best=None))
     with Journal.open(tmp_path / "run") as journal:
         journal.begin(MARK, settings, checkpoint_of(0), CPU)
         assert journal.at.state.round == 3
-        assert [row["round"] for row in journal.history] == [1, 2, 3]
-        assert [row["seconds"] for row in journal.history] == [0.5] * 3
+        assert [record.round for record in journal.history] == [1, 2, 3]
+        assert [record.seconds for record in journal.history] == [0.5] * 3
         for round in range(4, 7):
-            journal.record(row_of(round), replace(checkpoint_of(round), best=None))
-        assert [row["round"] for row in journal.folder.rows()] == [1, 2, 3, 4, 5, 6]
+            journal.record(record_of(round), replace(checkpoint_of(round), best=None))
+        assert [record.round for record in journal.folder.records()] == [1, 2, 3, 4, 5, 6]
 
 
 # Crashes
@@ -368,7 +367,7 @@ def test_a_damaged_generation_is_said_and_the_run_goes_on_from_the_one_before(fo
     with Journal.open(folder) as journal:
         journal.begin(MARK, CheckpointSettings(), checkpoint_of(0), CPU, on_notice=notices.append)
         assert journal.at.state.round == 2
-        assert [row["round"] for row in journal.history] == [1, 2]
+        assert [record.round for record in journal.history] == [1, 2]
         event = journal.folder.events()[-1]
     assert notices == ["00000003.checkpoint is damaged: its checksum does not match; going on from round 2"]
     assert (event["event"], event["round"], len(event["refused"])) == ("resumed", 2, 1)
@@ -400,7 +399,7 @@ def of_another_run(folder: Path) -> None:
     with Journal.create(other, {}) as journal:
         journal.begin({"seed": 2}, CheckpointSettings(), checkpoint_of(0), CPU)
         for round in (1, 2, 3):
-            journal.record(row_of(round), checkpoint_of(round))
+            journal.record(record_of(round), checkpoint_of(round))
     shutil.copy(generations.place_of(other / "checkpoints", 3), folder)
 
 
@@ -492,9 +491,9 @@ def test_the_room_of_a_generation_that_is_given_up_is_used_again(folder):
     inode = (folder / "checkpoints" / generations.SPARE).stat().st_ino
     with Journal.open(folder) as journal:
         journal.begin(MARK, CheckpointSettings(keep=2), checkpoint_of(0), CPU)
-        journal.record(row_of(4), checkpoint_of(4))
+        journal.record(record_of(4), checkpoint_of(4))
         inode = (folder / "checkpoints" / generations.SPARE).stat().st_ino
-        journal.record(row_of(5), checkpoint_of(5))
+        journal.record(record_of(5), checkpoint_of(5))
     assert generations.place_of(folder / "checkpoints", 5).stat().st_ino == inode
 
 
@@ -513,9 +512,9 @@ def test_no_room_for_a_new_run_leaves_nothing_behind(tmp_path):
 
 def test_the_calls_that_are_watched_are_all_that_change_the_disk():
     """If storage used another call, crash points would be missed."""
-    source = (
-        Path(generations.__file__).with_name("storage.py").read_text()
-        + Path(generations.__file__).read_text()
+    here = Path(generations.__file__)
+    source = "".join(
+        here.with_name(f"{name}.py").read_text() for name in ("files", "generations", "new_folder")
     )
     used = {word.split("(")[0] for word in source.split("os.")[1:]}
     harmless = {"close", "read", "fstat", "name", "strerror", "lseek"}

@@ -31,11 +31,12 @@ from fedtailor.methods.ofa_fl.ofa_fl import OFAFL
 from fedtailor.methods.ofa_fl.pruning import prunable
 from fedtailor.seeds import Seeds
 from fedtailor.server.checking import check_update
-from fedtailor.server.loop import RoundSettings, run_rounds
+from fedtailor.server.loop import run_rounds
+from fedtailor.server.setup import RoundSettings
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from fedtailor.storage.patch_frames import Lease, decode_levels, decode_patch, encode_levels, encode_patch
 from fedtailor.storage.wire import DecodeError, decode, encode
-from helpers import bits, cnn_model, differing, image_data
+from helpers import bits, cnn_model, differing, image_data, setup_of
 
 MODEL = cnn_model()
 RATIOS = (1, 0.6, 0.3)
@@ -166,10 +167,8 @@ ROUNDS = 5
 
 def rounds(engine, until: int = ROUNDS, start: Checkpoint | None = None):
     rows = []
-    end = run_rounds(
-        RULES, MODEL, DATA, FLEET, engine, RoundSettings(until, 6, 1), Seeds(0),
-        lambda row, _at: rows.append({k: v for k, v in row.items() if k != "seconds"}), start,
-    )  # fmt: skip
+    setup = setup_of(RULES, MODEL, DATA, FLEET, RoundSettings(until, 6, 1))
+    end = run_rounds(setup, engine, lambda record, _at: rows.append(record.as_row()), start)
     return end, rows
 
 

@@ -22,16 +22,17 @@ import fedtailor
 from commands import call
 from fedtailor.config import RunConfig, make_config
 from fedtailor.errors import CorruptError, FedtailorError, LockedError
+from fedtailor.record import RoundRecord
 from fedtailor.run.interface import resume, run_config
-from fedtailor.server.loop import RoundSettings
+from fedtailor.server.setup import RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage import files as storage
-from fedtailor.storage import fingerprint, journal
+from fedtailor.storage import fingerprint
 from fedtailor.storage.files import Lock, in_use
 from fedtailor.storage.generations import place_of, saved_rounds
 from fedtailor.storage.journal import CheckpointSettings, Journal
 from fedtailor.storage.run_folder import RunFolder
-from helpers import differing, image_data, tiny_cnn
+from helpers import differing, image_data, timeless, tiny_cnn
 
 TABLE: dict[str, Any] = {
     "name": "small", "seed": 3, "rounds": 4, "clients_per_round": 3, "evaluate_every": 2,
@@ -49,11 +50,11 @@ class CutError(Exception):
 
 
 def cut_after(round: int):
-    def on_row(row: dict[str, Any]) -> None:
-        if row["round"] == round:
+    def on_round(record: RoundRecord) -> None:
+        if record.round == round:
             raise CutError
 
-    return on_row
+    return on_round
 
 
 @pytest.fixture(scope="module")
@@ -91,35 +92,35 @@ def comparable(path: Path) -> dict[str, bytes]:
 # What is in it
 
 
-def test_metrics_hold_no_time_and_rows_give_it_back(whole):
+def test_metrics_hold_no_time_and_records_give_it_back(whole):
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     assert all("seconds" not in line for line in lines)
-    rows = RunFolder(whole).rows()
-    assert all(row["seconds"] > 0 for row in rows)
-    assert [{key: value for key, value in row.items() if key != "seconds"} for row in rows] == lines
+    records = RunFolder(whole).records()
+    assert all(record.seconds > 0 for record in records)
+    assert [record.as_row() for record in records] == lines
 
 
-def test_rows_of_a_run_that_is_writing_at_this_moment(interrupted):
+def test_records_of_a_run_that_is_writing_at_this_moment(interrupted):
     with (interrupted / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "cli')
     with (interrupted / "events.jsonl").open("a") as file:
         file.write('{"event": "rou')
-    assert [row["round"] for row in RunFolder(interrupted).rows()] == [1, 2]
+    assert [record.round for record in RunFolder(interrupted).records()] == [1, 2]
 
 
-def test_rows_of_a_folder_that_is_none(tmp_path):
+def test_records_of_a_folder_that_is_none(tmp_path):
     with pytest.raises(FedtailorError, match="expected the folder of a run"):
-        RunFolder(tmp_path).rows()
+        RunFolder(tmp_path).records()
 
 
 def test_no_other_file_is_left_behind(whole):
     names = {file.name for file in whole.rglob("*")}
     assert names == {
         "config.toml", "environment.json", "metrics.jsonl", "events.jsonl", "run.lock", "weights.safetensors",
-        "setup.json", "notes.jsonl",
+        "setup.json", "coverage.jsonl",
         "checkpoints", "00000003.checkpoint", "00000004.checkpoint",
-        *((f"{best:08d}.checkpoint",) if (best := RunFolder(whole).rows()[-1]["best_round"]) == 2 else ()),
+        *((f"{best:08d}.checkpoint",) if (best := RunFolder(whole).records()[-1].best_round) == 2 else ()),
     }  # fmt: skip
     assert [file.name for file in whole.parent.iterdir()] == ["run"]
 
@@ -150,7 +151,7 @@ def test_a_resumed_run_is_the_uninterrupted_run_file_by_file(whole, interrupted)
     assert comparable(interrupted) != comparable(whole)
     run = resume(interrupted)
     assert comparable(interrupted) == comparable(whole)
-    assert [row["round"] for row in run.history] == [1, 2, 3, 4]
+    assert [record.round for record in run.history] == [1, 2, 3, 4]
     assert list(run.tiers) == ["0.5", "1"]
 
 
@@ -164,9 +165,9 @@ def test_a_run_may_be_moved_and_renamed(whole, interrupted, tmp_path):
 
 def test_a_finished_run_is_returned_as_it_is(whole, tmp_path):
     copy = shutil.copytree(whole, tmp_path / "copy")
-    rows: list[Any] = []
-    run = resume(copy, on_row=rows.append)
-    assert rows == []
+    records: list[RoundRecord] = []
+    run = resume(copy, on_round=records.append)
+    assert records == []
     assert run.state.round == 4
     assert comparable(copy) == comparable(whole)
 
@@ -199,16 +200,14 @@ def test_a_run_from_python_goes_on_with_the_same_call(tmp_path):
 
     expected = train()
     with pytest.raises(CutError):
-        train(folder=tmp_path / "run", on_row=cut_after(3))
+        train(folder=tmp_path / "run", on_round=cut_after(3))
     with pytest.raises(FedtailorError, match="exists already"):
         train(folder=tmp_path / "run")
     with pytest.raises(FedtailorError, match="started from Python"):
         fedtailor.resume(tmp_path / "run")
     run = train(folder=tmp_path / "run", resume=True)
     assert differing(run.state.weights, expected.state.weights) == set()
-    assert [{**row, "seconds": 0} for row in run.history] == [
-        {**row, "seconds": 0} for row in expected.history
-    ]
+    assert timeless(run.history) == timeless(expected.history)
     assert differing(RunFolder(tmp_path / "run").load_weights(), expected.state.weights) == set()
     fresh = train(folder=str(tmp_path / "new"), resume=True)  # nothing there: starts
     assert differing(fresh.state.weights, expected.state.weights) == set()
@@ -295,7 +294,7 @@ def test_drift_of_a_run_from_python(tmp_path):
         "clients_per_round": 3, "folder": tmp_path / "run", "engine": {"workers": 0},
     }  # fmt: skip
     with pytest.raises(CutError):
-        fedtailor.train(**usual, on_row=cut_after(1))
+        fedtailor.train(**usual, on_round=cut_after(1))
     changes: list[tuple[dict[str, Any], str]] = [
         ({"loss": other_loss}, "model.objective"),
         ({"module": Wrapped()}, "model.code"),
@@ -324,7 +323,7 @@ def test_how_often_a_run_is_saved_may_change(whole, interrupted):
 def test_drift_may_be_allowed_is_said_and_becomes_the_new_normal(interrupted):
     changed_config(interrupted, "rounds", "6")
     notices: list[str] = []
-    run = resume(interrupted, allow_drift=True, on_notice=notices.append, on_row=cut_after(7))
+    run = resume(interrupted, allow_drift=True, on_notice=notices.append, on_round=cut_after(7))
     assert run.state.round == 6
     assert notices == ["changed since the run was saved: rounds: saved 4, now 6"]
     assert RunFolder(interrupted).events()[3]["changed"] == ["rounds: saved 4, now 6"]
@@ -474,7 +473,7 @@ def test_leftovers_of_a_killed_start_are_removed_an_hour_later(tmp_path):
     old, young = tmp_path / ".run.1.part", tmp_path / ".run.2.part"
     for stray in (old, young):
         stray.mkdir()
-    past = time.time() - journal.STRAY_SECONDS - 60
+    past = time.time() - new_folder.STRAY_SECONDS - 60
     os.utime(old, (past, past))
     run_config(config("rounds=1"), tmp_path / "run")
     assert not old.exists()
@@ -567,7 +566,7 @@ def test_drift_on_the_command_line(interrupted, monkeypatch, capsys):
     assert call(monkeypatch, "resume", str(interrupted)) == 2
     assert "rounds: saved 4, now 3" in capsys.readouterr().err
     assert call(monkeypatch, "resume", str(interrupted), "--allow-drift") == 0
-    assert RunFolder(interrupted).rows()[-1]["round"] == 3
+    assert RunFolder(interrupted).records()[-1].round == 3
 
 
 def test_run_says_how_to_go_on_with_a_folder_that_exists(interrupted, tmp_path, monkeypatch, capsys):
@@ -732,7 +731,7 @@ def test_a_run_stops_early_and_its_resumption_too(tmp_path):
     for round in (whole.best_round, whole.state.round - 1):
         path = tmp_path / f"cut{round}"
         with pytest.raises(CutError):
-            trained(stopping=stopping, folder=path, on_row=cut_after(round))
+            trained(stopping=stopping, folder=path, on_round=cut_after(round))
         run = trained(stopping=stopping, folder=path, resume=True)
         assert run.state.round == whole.state.round
         assert comparable(path) == comparable(tmp_path / "whole")
@@ -746,7 +745,7 @@ def test_the_best_round_can_be_the_result(tmp_path):
     assert in_memory.state.round == saved.state.round == last.best_round != last.state.round
     assert differing(in_memory.state.weights, saved.state.weights) == set()
     assert differing(in_memory.state.weights, last.state.weights) != set()
-    assert in_memory.tiers == last.history[last.best_round - 1]["tiers"]
+    assert in_memory.tiers == last.history[last.best_round - 1].tiers
     assert len(in_memory.history) == last.state.round
     assert saved.best_round in saved_rounds(tmp_path / "run/checkpoints")
     assert differing(RunFolder(tmp_path / "run").load_weights(), in_memory.state.weights) == set()

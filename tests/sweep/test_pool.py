@@ -95,7 +95,7 @@ def test_asked_to_stop_it_finishes_the_rounds_and_says_how_to_go_on(tmp_path, st
     small_config(tmp_path, "pool", rounds=500)
     runs = make_plan(tmp_path / "pool.toml", "fedavg,heterofl", 1, [], [], tmp_path / "runs").runs
     process = start("--jobs", "2")
-    wait_until(lambda: all(run.folder.path.exists() and run.folder.rows() for run in runs))
+    wait_until(lambda: all(run.folder.path.exists() and run.folder.records() for run in runs))
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
@@ -103,8 +103,8 @@ def test_asked_to_stop_it_finishes_the_rounds_and_says_how_to_go_on(tmp_path, st
     for run in runs:
         assert not in_use(run.folder.path)
         assert len(list((run.folder.path / "checkpoints").iterdir())) >= 1
-        rows = run.folder.rows()
-        assert f"{rows[-1]['round']:08d}.checkpoint" in os.listdir(run.folder.path / "checkpoints")
+        records = run.folder.records()
+        assert f"{records[-1].round:08d}.checkpoint" in os.listdir(run.folder.path / "checkpoints")
 
 
 def test_a_run_that_fails_is_named_and_stops_no_other(tmp_path):
@@ -116,7 +116,7 @@ def test_a_run_that_fails_is_named_and_stops_no_other(tmp_path):
         FedtailorError, match=r"1 of 2 runs failed(.|\n)*clients_per_round=99.*at most 5"
     ) as caught:
         run_all(
-            plan.runs, 2, lambda run, row: None, lambda run, state: states.append((run.cell[0][1], state))
+            plan.runs, 2, lambda run, record: None, lambda run, state: states.append((run.cell[0][1], state))
         )
     assert caught.value.exit_code == 2
     assert ("3", "finished") in states

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
 
+from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import (
     JsonOption,
     RoundProgress,
@@ -24,24 +26,45 @@ from fedtailor.cli.resume import notice
 from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
+    from fedtailor.record import RoundRecord
     from fedtailor.sweep.plan import Plan, PlannedRun
 
 AGAIN = "the same command"
 
 
-def compare(
-    config: Annotated[Path, typer.Argument(help="A TOML file; its [method] is replaced by --methods.")],
+@dataclass(frozen=True)
+class Which:
+    """Which runs a comparison consists of."""
+
+    config: Annotated[Path, typer.Argument(help="A TOML file; its [method] is replaced by --methods.")]
     methods: Annotated[
         str,
         typer.Option(
             help="Names with settings behind colons, e.g. heterofl,fedavg:width=1/5; "
             "efd:global_width=each runs one model per tier and joins them into one row."
         ),
-    ],
-    seeds: Annotated[int, typer.Option(help="Repeat every method with this many seeds.")] = 1,
+    ]
+    seeds: Annotated[int, typer.Option(help="Repeat every method with this many seeds.")] = 1
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=V,V", help="Repeat all of it for these values of a key. Repeatable."),
+    ] = None
+    overrides: SetOption = None
+    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs")
+
+    def plan(self) -> Plan:
+        """The runs, checked."""
+        from fedtailor.sweep.plan import make_plan
+
+        grid, overrides = self.grid or [], self.overrides or []
+        return make_plan(self.config, self.methods, self.seeds, grid, overrides, self.runs)
+
+
+@grouped
+def compare(
+    which: Which,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time, each in its own process; default: one per core.")
     ] = None,
     target: Annotated[
         float | None,
@@ -50,11 +73,6 @@ def compare(
             "without it, the highest that every run reached."
         ),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time, each in its own process; default: one per core.")
-    ] = None,
-    overrides: SetOption = None,
-    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     report: Annotated[
         Path | None,
         typer.Option(help="Write a report too, e.g. report.html; charts need the extra `report`."),
@@ -62,14 +80,12 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
-    from fedtailor.sweep.plan import make_plan
-
     require(jobs is None or jobs >= 1, "--jobs", jobs, "at least 1")
     if report is not None:
         from fedtailor.report.page import require_charts
 
         require_charts()
-    plan = make_plan(config, methods, seeds, grid or [], overrides or [], runs)
+    plan = which.plan()
     missing = _missing(plan)
     if missing:
         _do(plan, missing, jobs)
@@ -135,7 +151,7 @@ def _do(plan: Plan, missing: Sequence[PlannedRun], jobs: int | None) -> None:
     bars = progress_bars()
     with bars or nullcontext():
         shown = Shown(bars, len(plan.runs), len(plan.runs) - len(missing))
-        finished = run_all(missing, count, shown.row, shown.state)
+        finished = run_all(missing, count, shown.record, shown.state)
     if not finished:
         messages.print(f"Stopped; every finished round is saved. Go on with:  {AGAIN}", markup=False)
         raise typer.Exit(130)
@@ -146,10 +162,10 @@ def _do_here(run: PlannedRun) -> None:
     from fedtailor.run.interface import resume, run_config
 
     path = run.folder.path
-    shown = RoundProgress(run.title, run.config.rounds, earlier=run.folder.earlier_rows())
+    shown = RoundProgress(run.title, run.config.rounds, earlier=run.folder.earlier_records())
     with stoppable(path, AGAIN), shown as progress:
         if path.exists():
-            resume(path, on_row=progress, on_notice=notice)
+            resume(path, on_round=progress, on_notice=notice)
         else:
             run_config(run.config, path, progress)
 
@@ -162,9 +178,9 @@ class Shown:
         self.each: dict[str, RoundProgress] = {}
         self.total = bars.add_task("all runs", total=runs, completed=done, state="") if bars else None
 
-    def row(self, run: PlannedRun, row: dict[str, Any]) -> None:
+    def record(self, run: PlannedRun, record: RoundRecord) -> None:
         """A round of a run has ended."""
-        self.each[run.title](row)
+        self.each[run.title](record)
 
     def state(self, run: PlannedRun, state: str) -> None:
         """A run has started or ended."""

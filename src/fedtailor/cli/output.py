@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedtailor.errors import LockedError
+from fedtailor.record import RoundRecord, headline
 from fedtailor.report.units import size
 
 console = Console(highlight=False)  # results, on standard output
@@ -78,14 +79,14 @@ def progress_bars() -> Progress | None:
 class RoundProgress:
     """A progress bar on a terminal; a plain line per evaluation elsewhere. Several may share their ``bars``.
 
-    ``earlier`` are the rows of a run that goes on: what they sent counts, unless their rounds are done again.
+    ``earlier`` are the records of a run that goes on: what they sent counts, unless their rounds are done again.
     """
 
     def __init__(
-        self, title: str, rounds: int, bars: Progress | None = None, earlier: Sequence[Mapping[str, Any]] = ()
+        self, title: str, rounds: int, bars: Progress | None = None, earlier: Sequence[RoundRecord] = ()
     ) -> None:
         self.title, self.rounds, self.last, self.stage = title, rounds, "", ""
-        self.sent = {row["round"]: row["bytes_down"] + row["bytes_up"] for row in earlier}
+        self.sent = {record.round: record.spent.bytes for record in earlier}
         self.bar = bars or progress_bars()
         self.task = self.bar.add_task(title, total=rounds, state="") if self.bar is not None else TaskID(0)
 
@@ -105,40 +106,38 @@ class RoundProgress:
         if self.bar is not None:
             self.bar.remove_task(self.task)
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         """Show one finished round."""
-        self.sent[row["round"]] = row["bytes_down"] + row["bytes_up"]
+        self.sent[record.round] = record.spent.bytes
         sent = size(sum(self.sent.values()))
-        asked = row["clients"]
-        if row.get("merged", asked) < asked / 2:
-            reasons = ", ".join(f"{count} x {reason}" for reason, count in row["refused"].items())
-            text = f"round {row['round']}: only {row['merged']} of {asked} clients gave an update ({reasons})"
+        asked, merged = record.cohort.asked, record.cohort.merged
+        if merged < asked / 2:
+            reasons = ", ".join(f"{count} x {reason}" for reason, count in record.cohort.refused.items())
+            text = f"round {record.round}: only {merged} of {asked} clients gave an update ({reasons})"
             messages.print(text, markup=False, soft_wrap=True)
-        self._show_stage(row)
-        tiers = row.get("tiers")
-        if tiers:
-            names = list(tiers)
-            self.last = "  ".join(_tier(name, tiers[name]) for name in dict.fromkeys((names[0], names[-1])))
+        self._show_stage(record)
+        if record.tiers:
+            metric, names = headline(record.tiers), list(record.tiers)
+            shown = dict.fromkeys((names[0], names[-1]))
+            self.last = "  ".join(_tier(name, metric, record.tiers[name][metric]) for name in shown)
         if self.bar is not None:
             state = f"{self.stage}  {self.last}  {sent}".strip()
-            self.bar.update(self.task, completed=row["round"], state=state)
-        elif tiers:
-            line = f"{self.title}  round {row['round']}/{self.rounds}  {self.last}  {sent}"
+            self.bar.update(self.task, completed=record.round, state=state)
+        elif record.tiers:
+            line = f"{self.title}  round {record.round}/{self.rounds}  {self.last}  {sent}"
             messages.print(line, soft_wrap=True)
 
-    def _show_stage(self, row: Mapping[str, Any]) -> None:
+    def _show_stage(self, record: RoundRecord) -> None:
         """What a method of several stages is at; without a bar, a line for each round of the search and each change."""
-        before, stage = self.stage, str(row.get("stage", ""))
+        before, stage = self.stage, str(record.method.get("stage", ""))
         if stage == "search":
-            stage = f"search ({row['searched']} clients)"
+            stage = f"search ({record.method['searched']} clients)"
         self.stage = stage
         if stage != before and self.bar is None:
-            messages.print(f"{self.title}  round {row['round']}/{self.rounds}  {stage}", soft_wrap=True)
+            messages.print(f"{self.title}  round {record.round}/{self.rounds}  {stage}", soft_wrap=True)
 
 
-def _tier(name: str, values: Mapping[str, float]) -> str:
-    metric = next((key for key in values if key != "loss"), "loss")
-    value = values[metric]
+def _tier(name: str, metric: str, value: float) -> str:
     return (
         f"tier {name}: {100 * value:.1f} %" if metric == "accuracy" else f"tier {name}: {metric} {value:.4g}"
     )

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import JsonOption, console, print_json
 
 if TYPE_CHECKING:
     from fedtailor.elasticity.model import ElasticModel
 
 
+@dataclass(frozen=True)
+class Network:
+    """Which network, on which examples."""
+
+    model: Annotated[str, typer.Argument(help="A network's name, or your own as my_package.my_module:build.")]
+    input_shape: Annotated[str, typer.Option("--input", help="Shape of one example, e.g. 3x32x32.")] = (
+        "1x28x28"
+    )
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10
+
+
+@grouped
 def profile(
-    model: Annotated[
-        str, typer.Argument(help="A network's name, or your own as my_package.my_module:build.")
-    ],
+    network: Network,
     fleet: Annotated[
         str, typer.Option(help="Whose tiers to show, e.g. uniform-5 or a1-b1-c1-d1-e1.")
     ] = "uniform-5",
@@ -33,10 +45,6 @@ def profile(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what shrinks together, what cannot, and why.")
     ] = False,
-    input_shape: Annotated[
-        str, typer.Option("--input", help="Shape of one example, e.g. 3x32x32.")
-    ] = "1x28x28",
-    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a network costs: for every tier of a fleet, or at every width against a budget."""
@@ -47,21 +55,21 @@ def profile(
 
     limits = Budget.parse(budget) if budget is not None else None
     tiers = fleet_by_name(fleet).tiers
-    network = _traced(model, input_shape, classes)
-    title = f"{model}, input {input_shape}, {classes} classes"
+    traced = _traced(network.model, network.input_shape, network.classes)
+    title = f"{network.model}, input {network.input_shape}, {network.classes} classes"
     if explain:
         if as_json:
-            print_json({"groups": network.groups.counts, "fixed": network.groups.fixed})
+            print_json({"groups": traced.groups.counts, "fixed": traced.groups.fixed})
         else:
-            console.print(network.explain(), markup=False, soft_wrap=True)
+            console.print(traced.explain(), markup=False, soft_wrap=True)
         return
     if limits is not None or timed:
-        result = cost_profile(network, limits, family="per_group" if per_group else "uniform", timed=timed)
+        result = cost_profile(traced, limits, family="per_group" if per_group else "uniform", timed=timed)
         print_json(result.as_data()) if as_json else console.print(profile_view(result, title))
         if result.refusal:
             raise typer.Exit(2)
         return
-    rows = [_row(network, tier.name, tier.budget) for tier in tiers]
+    rows = [_row(traced, tier.name, tier.budget) for tier in tiers]
     print_json(rows) if as_json else console.print(_table(title, rows))
 
 

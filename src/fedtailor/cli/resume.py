@@ -36,10 +36,10 @@ def resume(
     known = flat(tomllib.loads(to_toml(settings))) if settings else {}
     with (
         stoppable(folder, f"fedtailor resume {folder}"),
-        RoundProgress(folder.name, rounds, earlier=RunFolder(folder).earlier_rows()) as progress,
-        tracking(track or [], folder, known, progress) as on_row,
+        RoundProgress(folder.name, rounds, earlier=RunFolder(folder).earlier_records()) as progress,
+        tracking(track or [], folder, known, progress) as on_round,
     ):
-        finished = go_on(folder, allow_drift=allow_drift, on_row=on_row, on_notice=notice)
+        finished = go_on(folder, allow_drift=allow_drift, on_round=on_round, on_notice=notice)
     show(finished, folder, as_json)
 
 

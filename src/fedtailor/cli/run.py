@@ -23,7 +23,7 @@ from fedtailor.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from fedtailor.run.interface import Run
+    from fedtailor.run.result import Run
 
 
 def run(
@@ -52,9 +52,9 @@ def run(
         stoppable(folder, command),
         _watched(folder) if watch else nullcontext(),
         RoundProgress(title, settings.rounds) as progress,
-        tracking(track or [], folder, known, progress) as on_row,
+        tracking(track or [], folder, known, progress) as on_round,
     ):
-        finished = run_config(settings, folder, on_row)
+        finished = run_config(settings, folder, on_round)
     show(finished, folder, as_json)
 
 

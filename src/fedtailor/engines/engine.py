@@ -9,10 +9,10 @@ from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.messages import Dropped, Task, Update
+from fedtailor.messages import Refused, Task, Update
 from fedtailor.method import Method
 
-Answer = Update | Dropped
+Answer = Update | Refused
 
 
 class Engine(Protocol):
@@ -41,7 +41,7 @@ def answer_to(task: Task, method: Method, data: Examples, model: ElasticModel) -
     try:
         update = method.perform(task, data, model)
     except Diverged as error:
-        return Dropped(task.client.id, task.round, "diverged", str(error))
+        return Refused(task.client.id, task.round, "diverged", str(error))
     if update.client != task.client.id:
-        return Dropped(task.client.id, task.round, "wrong-client", f"answers for client {update.client}")
+        return Refused(task.client.id, task.round, "wrong-client", f"answers for client {update.client}")
     return update

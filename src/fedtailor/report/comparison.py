@@ -27,7 +27,9 @@ def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Seque
     """The rows of finished runs: cell of the grid -> method -> one list of rows per seed."""
     parts: dict[tuple[Cell, str, int], dict[str, Sequence[Row]]] = {}
     for run in runs:
-        rows = with_ending(run.folder.rows(), run.config)
+        rows = with_ending(
+            [{**each.as_row(), "seconds": each.seconds} for each in run.folder.records()], run.config
+        )
         parts.setdefault((run.cell, run.label, run.seed), {})[run.tier] = rows
     results: dict[Cell, dict[str, list[Sequence[Row]]]] = {}
     for (cell, label, _seed), by_tier in parts.items():

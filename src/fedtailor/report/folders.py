@@ -62,8 +62,16 @@ def _record(folder: Path, named: Mapping[str, Any]) -> RunRecord:
         method=method,
         state="finished" if run.finished else "running" if in_use(folder) else "interrupted",
         folder=str(folder),
-        rows=run.rows(),
-        notes=run.notes(),
+        rows=[{**record.as_row(), "seconds": record.seconds} for record in run.records()],
+        notes=[
+            {
+                "round": r.round,
+                "cuts": [{"count": c.count, **c.cut, "tags": c.tags} for c in r.coverage],
+                "method": r.method,
+                "deployed": r.deployed,
+            }
+            for r in run.records()
+        ],
         setup=_read(folder / SETUP, json.loads),
         config=config,
         environment=_read(folder / ENVIRONMENT, json.loads),

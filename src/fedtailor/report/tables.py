@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from fedtailor.report.units import short, size
-from fedtailor.run.interface import Run
+from fedtailor.run.result import Run
 
 Row = Mapping[str, Any]
 
@@ -35,7 +35,12 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
 
 def run_summary(run: Run) -> dict[str, Any]:
     """The end of a run as plain data."""
-    return {"method": run.method.name, "dataset": run.data.name, "tiers": run.tiers, **totals(run.history)}
+    return {
+        "method": run.method.name,
+        "dataset": run.data.name,
+        "tiers": run.tiers,
+        **totals([{**each.as_row(), "seconds": each.seconds} for each in run.history]),
+    }
 
 
 def tier_table(title: str, run: Run) -> Table:

@@ -14,45 +14,45 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import is_tagged, plain
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Dropped, Task, Update
+from fedtailor.messages import Refused, Task, Update
 from fedtailor.server.outliers import refuse_outliers
 
 LARGEST_COUNT = 2**53  # up to here float64, in which updates are summed, knows every whole number
 
 
 def check_answers(
-    tasks: Iterable[Task], answers: Iterable[Update | Dropped | None], model: ElasticModel
-) -> tuple[list[Update], list[Dropped]]:
+    tasks: Iterable[Task], answers: Iterable[Update | Refused | None], model: ElasticModel
+) -> tuple[list[Update], list[Refused]]:
     """The updates that may be merged, at most one for each task, and what was refused or never came.
 
     Both in the order of the clients, so that nothing that is made of them depends on who answered first.
     """
     asked = {task.client.id: task for task in tasks}
     accepted: dict[int, Update] = {}
-    dropped: list[Dropped] = []
+    refused: list[Refused] = []
     for answer in answers:
         if answer is None:
             continue
-        if isinstance(answer, Dropped):
-            dropped.append(answer)
+        if isinstance(answer, Refused):
+            refused.append(answer)
         elif answer.client not in asked:
-            dropped.append(
-                Dropped(answer.client, answer.round, "wrong-client", "no task of this client is open")
+            refused.append(
+                Refused(answer.client, answer.round, "wrong-client", "no task of this client is open")
             )
         elif answer.client in accepted:
-            dropped.append(Dropped(answer.client, answer.round, "duplicate", "has answered already"))
-        elif (refused := check_update(asked[answer.client], answer, model)) is not None:
-            dropped.append(refused)
+            refused.append(Refused(answer.client, answer.round, "duplicate", "has answered already"))
+        elif (refusal := check_update(asked[answer.client], answer, model)) is not None:
+            refused.append(refusal)
         else:
             accepted[answer.client] = answer
     updates, absurd = refuse_outliers(asked, [accepted[client] for client in sorted(accepted)], model)
-    return updates, sorted([*dropped, *absurd], key=lambda drop: (drop.client, drop.reason))
+    return updates, sorted([*refused, *absurd], key=lambda each: (each.client, each.reason))
 
 
-def check_update(task: Task, update: Update, model: ElasticModel) -> Dropped | None:
+def check_update(task: Task, update: Update, model: ElasticModel) -> Refused | None:
     """Why an update cannot be merged, or None. Cheapest checks first."""
     reason, detail = _fault(task, update, model)
-    return Dropped(task.client.id, task.round, reason, detail) if reason else None
+    return Refused(task.client.id, task.round, reason, detail) if reason else None
 
 
 def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:

@@ -6,101 +6,108 @@ Where clients keep their norm statistics to themselves (policy ``local``) they e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
 from torch import Tensor
 
 from fedtailor.client.evaluate import evaluate_patches
-from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import fit
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
-from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.engines.engine import Engine, Measuring
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
-from fedtailor.messages import Client, Dropped, Reply, ServerState, Task, Update
-from fedtailor.method import Method
-from fedtailor.seeds import Seeds
-from fedtailor.server.checking import check_answers
+from fedtailor.messages import Client, Refused, Reply, ServerState, Task, Update
+from fedtailor.record import Spent
+from fedtailor.server.faults import Timely
+from fedtailor.server.inquiry import Inquiry
+from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What each tier is worth; and, where all its devices are given the same network, what a prediction costs."""
+
+    tiers: dict[str, dict[str, float]]
+    deployed: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a round, and what it took to know them."""
+
+    state: ServerState  # with the statistics that were measured on the way
+    scores: Scores
+    refused: Sequence[Refused] = ()
+    spent: Spent = field(default_factory=Spent)
+
+
+def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Timely) -> Evaluation:
+    """Evaluate every tier at the end of a round, with the help of these clients where the norm policy asks for it."""
+    inquiry, tiers = Inquiry(setup, engine), setup.fleet.tiers
+    if setup.method.policy.kept_by_clients:
+        state, scores = at.state, Scores(evaluate_clients(inquiry, at, clients))
+    else:
+        state = calibrate(inquiry, at.state, [tier.budget for tier in tiers], clients)
+        scores = evaluate_tiers(setup, state, tiers, engine.engine)
+    return Evaluation(state, scores, inquiry.refused, inquiry.spent)
+
+
 def calibrate(
-    method: Method,
-    state: ServerState,
-    budgets: Sequence[Budget],
-    clients: Sequence[Client],
-    model: ElasticModel,
-    engine: Engine,
-    seeds: Seeds,
-    refused: list[Dropped] | None = None,
+    inquiry: Inquiry, state: ServerState, budgets: Sequence[Budget], clients: Sequence[Client]
 ) -> ServerState:
     """A round of statistics queries (HeteroFL's sBN): each width's norms on the data of clients that can run it.
 
     Merged by the number of batches, the result is the plain average of all batch statistics. A width that no client
     can train in this round (levels are redrawn, or it lies at the end of a range) is measured on everyone's data.
-    Answers that could not be used are added to ``refused``.
     """
+    method, model = inquiry.setup.method, inquiry.setup.model
     if not method.policy.measured_after or not model.statistics:
         return state
-    weights, dropped = dict(state.weights), [] if refused is None else refused
+    weights = dict(state.weights)
     cuts = [method.cut_for(state, budget, model) for budget in budgets]
     for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)  # statistics of older weights are of no use
         everyone = [client for client in clients if client.num_examples > 1]
-        able = [client for client in everyone if _can_run(method, state, client, cut, model)]
-        answers = _statistics(method, state, cut, able, model, engine, seeds, dropped)
-        answers = answers or _statistics(method, state, cut, everyone, model, engine, seeds, dropped)
+        able = [client for client in everyone if _can_run(inquiry.setup, state, client, cut)]
+        answers = _statistics(inquiry, state, cut, able) or _statistics(inquiry, state, cut, everyone)
         weights = holder_mean(weights, answers, model, by_samples)
     return replace(state, weights=weights)
 
 
-def _can_run(method: Method, state: ServerState, client: Client, cut: Cut, model: ElasticModel) -> bool:
+def _can_run(setup: Setup, state: ServerState, client: Client, cut: Cut) -> bool:
     """Whether a client's budget pays for a cut; single weights are left out in the method's own cuts only."""
+    method, model = setup.method, setup.model
     if client.budget.density is not None or cut.sparse is not None:
         return method.cut_for(state, client.budget, model).holds(cut)
     return fit(model.costs, client.budget, method.align, workload=method.workload).holds(cut)
 
 
-def _statistics(
-    method: Method,
-    state: ServerState,
-    cut: Cut,
-    clients: Sequence[Client],
-    model: ElasticModel,
-    engine: Engine,
-    seeds: Seeds,
-    refused: list[Dropped],
-) -> list[Update]:
+def _statistics(inquiry: Inquiry, state: ServerState, cut: Cut, clients: Sequence[Client]) -> list[Update]:
     """Ask clients for the statistics of one width on their data; they are sent the same patch, which they only read."""
-    patch = model.cut(state.weights, cut, method.policy.travelling(model))
+    setup, model = inquiry.setup, inquiry.setup.model
+    patch = model.cut(state.weights, cut, setup.method.policy.travelling(model))
     reply = Reply(norm.tagged_statistics(model, cut), cut)
-    tasks = [Task(client, state.round, patch, reply, seeds, action="calibrate") for client in clients]
-    updates, dropped = check_answers(tasks, engine.run(tasks), model)
-    refused.extend(dropped)
-    return updates
+    return inquiry.ask(
+        [Task(client, state.round, patch, reply, setup.seeds, action="calibrate") for client in clients]
+    )
 
 
 def evaluate_tiers(
-    method: Method,
-    state: ServerState,
-    tiers: Sequence[Tier],
-    model: ElasticModel,
-    test: Examples,
-    engine: Engine | None = None,
-) -> dict[str, dict[str, float]]:
+    setup: Setup, state: ServerState, tiers: Sequence[Tier], engine: Engine | None = None
+) -> Scores:
     """Loss and metrics of what each tier is given; an engine that has workers lets them do it."""
-    places: dict[str, int] = {}
+    model, places = setup.model, dict[str, int]()
     known: dict[tuple[tuple[Cut, str], ...], int] = {}
     deployed: list[tuple[Patch, ...]] = []
     for tier in tiers:
-        patches = method.deploy(state, tier.budget, model).patches
+        patches = setup.method.deploy(state, tier.budget, model).patches
         # Equal cuts of different widths may have statistics of their own, which their tags name.
         cuts = tuple((patch.cut, patch.cut.tag) for patch in patches)
         if cuts not in known or len(cuts) > 1:  # tiers that are given the same piece are evaluated once
@@ -110,49 +117,51 @@ def evaluate_tiers(
     if isinstance(engine, Measuring):
         scores = engine.measure(deployed)
     else:
-        scores = [evaluate_patches(model, patches, test) for patches in deployed]
-    return {name: scores[place] for name, place in places.items()}
+        scores = [evaluate_patches(model, patches, setup.data.test) for patches in deployed]
+    costs = [[model.cost(patch.cut) for patch in patches] for patches in deployed]
+    prediction = [
+        {"params": sum(c.params for c in each), "macs": sum(c.macs for c in each)} for each in costs
+    ]
+    return Scores(
+        {name: scores[place] for name, place in places.items()},
+        {name: prediction[place] for name, place in places.items()},
+    )
 
 
 def evaluate_clients(
-    method: Method,
-    at: Checkpoint,
-    tiers: Sequence[Tier],
-    clients: Sequence[Client],
-    model: ElasticModel,
-    test: Examples,
-    engine: Engine,
-    seeds: Seeds,
-    refused: list[Dropped],
+    inquiry: Inquiry, at: Checkpoint, clients: Sequence[Client]
 ) -> dict[str, dict[str, float]]:
     """What clients measure of their own networks, on their own test examples or the common ones: the mean of each tier.
 
     Of a tier without clients that answer, a device without data is evaluated.
     """
+    setup, tiers = inquiry.setup, inquiry.setup.fleet.tiers
     memories = {client.id: at.memory_of(client.id)[1] for client in clients}
-    if model.statistics:
-        calibrated = _asked("calibrate", method, at.state, clients, memories, model, engine, seeds, refused)
+    if setup.model.statistics:
+        calibrated = _asked("calibrate", inquiry, at.state, clients, memories)
         memories = {update.client: update.memory for update in calibrated}
     able = [client for client in clients if client.id in memories]
-    answers = _asked("evaluate", method, at.state, able, memories, model, engine, seeds, refused)
+    answers = _asked("evaluate", inquiry, at.state, able, memories)
     tier_of = {client.id: client.tier for client in clients}
     found = {
         tier.name: [each.metrics for each in answers if tier_of[each.client] == tier.name] for tier in tiers
     }
     empty = [tier for tier in tiers if not found[tier.name]]
-    deployed = evaluate_tiers(method, at.state, empty, model, test)
+    deployed = evaluate_tiers(setup, at.state, empty).tiers
     return {
         name: {key: fmean(each[key] for each in scores) for key in scores[0]} if scores else deployed[name]
         for name, scores in found.items()
     }
 
 
-def personal_network(
-    method: Method, at: Checkpoint, client: Client, model: ElasticModel, engine: Engine, seeds: Seeds
-) -> Patch:
+def personal_network(inquiry: Inquiry, at: Checkpoint, client: Client) -> Patch:
     """The network that a client runs: its own part of the model, on statistics that only it has."""
-    memories, cut = {client.id: at.memory_of(client.id)[1]}, method.select(at.state, client, model, seeds)
-    (update,) = _asked("calibrate", method, at.state, [client], memories, model, engine, seeds, [])
+    setup, method, model = inquiry.setup, inquiry.setup.method, inquiry.setup.model
+    memories, cut = (
+        {client.id: at.memory_of(client.id)[1]},
+        method.select(at.state, client, model, setup.seeds),
+    )
+    (update,) = _asked("calibrate", inquiry, at.state, [client], memories)
     return norm.with_own(
         model, model.cut(at.state.weights, cut, method.policy.travelling(model)), update.memory
     )
@@ -160,25 +169,21 @@ def personal_network(
 
 def _asked(
     action: Literal["calibrate", "evaluate"],
-    method: Method,
+    inquiry: Inquiry,
     state: ServerState,
     clients: Sequence[Client],
     memories: Mapping[int, dict[str, Tensor]],
-    model: ElasticModel,
-    engine: Engine,
-    seeds: Seeds,
-    refused: list[Dropped],
 ) -> list[Update]:
     """Send everyone the same model, which they only read, and let them do something with their part of it."""
+    setup, method, model = inquiry.setup, inquiry.setup.method, inquiry.setup.model
     patch = model.cut(state.weights, Cut.everything(), method.policy.travelling(model))
-    cuts = {client.id: method.select(state, client, model, seeds) for client in clients}
-    tasks = [
-        Task(
-            client, state.round, patch, Reply(frozenset(), cuts[client.id]), seeds, action,
-            memory=memories[client.id], memory_round=state.round - 1,
-        )
-        for client in clients
-    ]  # fmt: skip
-    updates, dropped = check_answers(tasks, engine.run(tasks), model)
-    refused.extend(dropped)
-    return updates
+    cuts = {client.id: method.select(state, client, model, setup.seeds) for client in clients}
+    return inquiry.ask(
+        [
+            Task(
+                client, state.round, patch, Reply(frozenset(), cuts[client.id]), setup.seeds, action,
+                memory=memories[client.id], memory_round=state.round - 1,
+            )
+            for client in clients
+        ]
+    )  # fmt: skip

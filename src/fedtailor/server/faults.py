@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fedtailor.engines.engine import Answer, Engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import QuorumError
-from fedtailor.messages import Client, Dropped, Task, Update
+from fedtailor.messages import Client, Refused, Task, Update
 
 # No fault of the client, or one that it has owned up to: nothing that would be worse the next time.
 FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged"})
@@ -54,7 +54,7 @@ class Timely:
             if close is not None:
                 close()
         for client, task in missing.items():
-            yield Dropped(client, task.round, reason)
+            yield Refused(client, task.round, reason)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Try:
 
     tasks: list[Task]
     updates: list[Update]
-    dropped: list[Dropped]
+    refused: list[Refused]
 
 
 def resting(strikes: Strikes, rules: EngineSettings) -> frozenset[int]:
@@ -77,16 +77,16 @@ def awake(clients: Sequence[Client], strikes: Strikes, rules: EngineSettings) ->
     return [client for client in clients if client.id not in tired] if tired else clients
 
 
-def with_strikes(strikes: Strikes, asked: Sequence[Client], dropped: Sequence[Dropped]) -> dict[int, int]:
+def with_strikes(strikes: Strikes, asked: Sequence[Client], refused: Sequence[Refused]) -> dict[int, int]:
     """One more for every client that was asked and refused; nobody pays for what others send in their name."""
-    bad = {drop.client for drop in dropped if drop.reason not in FORGIVEN}
+    bad = {each.client for each in refused if each.reason not in FORGIVEN}
     bad &= {client.id for client in asked} if bad else set()
     return {client: strikes.get(client, 0) + (client in bad) for client in sorted({*strikes, *bad})}
 
 
-def counted(before: Mapping[str, int], dropped: Sequence[Dropped]) -> dict[str, int]:
+def counted(refused: Sequence[Refused]) -> dict[str, int]:
     """How often each reason was given, in the order of their names."""
-    total = Counter(before) + Counter(drop.reason for drop in dropped)
+    total = Counter(each.reason for each in refused)
     return {reason: total[reason] for reason in sorted(total)}
 
 
@@ -113,9 +113,9 @@ def pause_before(retry: int, rules: EngineSettings) -> float:
 def give_up(round: int, tries: Sequence[Try], clients_per_round: int, rules: EngineSettings) -> QuorumError:
     """The error for a round that never had its quorum."""
     last = tries[-1]
-    counted = Counter(drop.reason for drop in last.dropped).most_common()
+    counted = Counter(each.reason for each in last.refused).most_common()
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counted) or "nobody was asked"
-    example = next((f" (client {d.client}: {d.detail})" for d in last.dropped if d.detail), "")
+    example = next((f" (client {each.client}: {each.detail})" for each in last.refused if each.detail), "")
     return QuorumError(
         f"round {round + 1} was tried {len(tries)} times and never had a quorum: the last time "
         f"{len(last.updates)} of {len(last.tasks)} clients gave an update that can be used, and "

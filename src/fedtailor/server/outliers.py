@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedtailor.elasticity.cutting.names import plain
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.messages import Dropped, Task, Update
+from fedtailor.messages import Refused, Task, Update
 
 BEYOND_OTHERS = 100.0  # times the median of the round's other clients
 BEYOND_SENT = 3.0  # times what was sent
@@ -33,7 +33,7 @@ class Sizes:
 
 def refuse_outliers(
     tasks: Mapping[int, Task], updates: Sequence[Update], model: ElasticModel
-) -> tuple[list[Update], list[Dropped]]:
+) -> tuple[list[Update], list[Refused]]:
     """The updates that stay, in their order, and those that are absurdly large.
 
     The largest is compared first, and with a refused one gone the rest is judged as if it had never been there.
@@ -44,7 +44,7 @@ def refuse_outliers(
         while (client := _outlier(sizes)) is not None:
             del sizes[client]
             kept = [update for update in kept if update.client != client]
-            refused.append(Dropped(client, tasks[client].round, reason, "far beyond all others"))
+            refused.append(Refused(client, tasks[client].round, reason, "far beyond all others"))
     return kept, refused
 
 

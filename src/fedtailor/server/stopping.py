@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from fedtailor.errors import require, unknown
-from fedtailor.record import Best, less_is_better
-
-Tiers = Mapping[str, Mapping[str, float]]  # tier -> metric -> value
+from fedtailor.record import Best, Tiers, headline, less_is_better
 
 MEAN = "mean"
 
@@ -61,9 +58,7 @@ class Stopping:
 
     def _value(self, tiers: Tiers) -> tuple[str, float]:
         first = next(iter(tiers.values()))
-        name = self.metric
-        if name == "auto":
-            name = next((key for key in first if key != "loss"), "loss")
+        name = headline(tiers) if self.metric == "auto" else self.metric
         if name not in first:
             raise unknown("metric (stopping.metric)", name, first)
         values = (

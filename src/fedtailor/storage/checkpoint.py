@@ -1,4 +1,4 @@
-"""What a run needs to go on as if nothing had happened: the server's state, the clients' memories, the loop's own."""
+"""What a run needs to go on as if nothing had happened, as a value: the state, clients' memories, the loop's own."""
 
 from __future__ import annotations
 

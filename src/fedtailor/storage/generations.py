@@ -1,4 +1,6 @@
-"""Generations of a run's state on disk: each one file that is there as a whole or not at all.
+"""Generations: a checkpoint is a value, all that one round hands to the next; a generation is the file of one.
+
+It is there as a whole or not at all, sealed by a checksum, and names the generation before it.
 
     file   = magic | length of header (uint32) | header (JSON) | payload | sha256 of everything before
     header = round, size of the payload, digest of the generation before (the hash chain), and what the caller adds

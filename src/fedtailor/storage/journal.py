@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
-import secrets
-import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,29 +16,31 @@ from typing import Any
 
 import torch
 
-from fedtailor.errors import CorruptError, FedtailorError, LockedError, StorageError, require
+from fedtailor.errors import CorruptError, FedtailorError, StorageError, require
 from fedtailor.messages import ServerState
+from fedtailor.record import RoundRecord
 from fedtailor.storage import generations
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from fedtailor.storage.files import (
-    LOCK,
-    PART,
     Lock,
     append_file,
-    disk_errors,
-    in_use,
     replace_file,
     sync_file,
-    sync_folder,
     truncate_file,
-    write_file,
 )
 from fedtailor.storage.fingerprint import Fingerprint, differences, refuse_drift
 from fedtailor.storage.generations import Generation
 from fedtailor.storage.interrupt import Interrupted, Request, stop_requests
-from fedtailor.storage.run_folder import CHECKPOINTS, EVENTS, METRICS, NOTES, Row, RunFolder
-
-STRAY_SECONDS = 3600  # younger leftovers may belong to a run that is being made at this moment
+from fedtailor.storage.new_folder import make_aside, put_in_place, remove_aside
+from fedtailor.storage.run_folder import (
+    CHECKPOINTS,
+    COVERAGE,
+    EVENTS,
+    METRICS,
+    RunFolder,
+    as_line,
+    coverage_line,
+)
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,15 @@ class CheckpointSettings:
 class Unsaved:
     """Stands in for a journal where a run is not saved: at most the state of the best round is kept, in memory."""
 
-    history: Sequence[Row] = ()
+    history: Sequence[RoundRecord] = ()
 
     def __init__(self, start: Checkpoint, keep_best: bool = False) -> None:
         self.at = self._best = start
         self._keep_best = keep_best
 
-    def record(self, row: Row, at: Checkpoint) -> None:
+    def record(self, record: RoundRecord, at: Checkpoint) -> None:
         """Note a round."""
-        if self._keep_best and at.best is not None and at.best.round == row["round"]:
+        if self._keep_best and at.best is not None and at.best.round == record.round:
             self._best = at
 
     def state_of(self, round: int) -> ServerState:
@@ -95,7 +93,7 @@ class Journal:
     def __init__(self, folder: RunFolder, lock: Lock, found: generations.Found | None) -> None:
         self.folder, self.lock = folder, lock
         self.settings = CheckpointSettings()
-        self.history: list[Row] = []
+        self.history: list[RoundRecord] = []
         self._found = found
         self._place = folder.path  # where a new folder will appear
         self._at: Checkpoint | None = None
@@ -108,21 +106,11 @@ class Journal:
     @classmethod
     def create(cls, path: Path, texts: Mapping[str, str]) -> Journal:
         """A new folder with these files. It appears, complete, when the run begins."""
-        if in_use(path):
-            raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
-        if path.exists():
-            raise _exists(path)
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
-        _make_folder(part, path)
-        _remove_strays(path)
+        part = make_aside(path, texts)
         try:
-            with disk_errors(path, 0):
-                for name, text in {**texts, LOCK: "", METRICS: "", NOTES: ""}.items():
-                    write_file(part / name, [text.encode()])
-                (part / CHECKPOINTS).mkdir()
             journal = cls(RunFolder(part), Lock(part), None)
         except FedtailorError:
-            shutil.rmtree(part, ignore_errors=True)
+            remove_aside(part)
             raise
         journal._place = path
         return journal
@@ -167,14 +155,9 @@ class Journal:
 
     def _appear(self, start: Checkpoint) -> None:
         """Save the state before the first round, then let the folder be seen."""
-        part, path = self.folder.path, self._place
         self.save(start)
-        with disk_errors(path, 0):
-            sync_folder(part)
-            _put_in_place(part, path)
-            sync_folder(path.parent)
-            sync_folder(path.absolute().parent.parent)  # the folder of all runs may be new too
-        self.folder, self._at = RunFolder(path), start
+        put_in_place(self.folder.path, self._place)
+        self.folder, self._at = RunFolder(self._place), start
         self.log("started")
 
     def _go_on(self, found: generations.Found, changed: list[str], on_notice: Callable[[str], None]) -> None:
@@ -186,14 +169,14 @@ class Journal:
             generations.clean(path / CHECKPOINTS)
             self._prune(self._at)
             truncate_file(path / METRICS, generation.header["metrics_size"])
-            notes = [note for note in self.folder.notes() if note["round"] <= generation.round]
-            replace_file(path / NOTES, [b"".join(json.dumps(note).encode() + b"\n" for note in notes)])
+            lines = [line for line in self.folder.coverage() if line["round"] <= generation.round]
+            replace_file(path / COVERAGE, [b"".join(map(as_line, lines))])
             events = path / EVENTS
             if events.is_file() and events.read_bytes()[-1:] not in (b"", b"\n"):
                 append_file(events, b"\n")  # ends a line that was cut short
         kept = (path / METRICS).read_bytes()
         self._metrics, self._metrics_size = hashlib.sha256(kept), len(kept)
-        self.history = self.folder.rows()
+        self.history = self.folder.records()
         self.log("resumed", round=generation.round, refused=found.refused, changed=changed)
         for reason in found.refused:
             on_notice(f"{reason}; going on from round {generation.round}")
@@ -206,18 +189,16 @@ class Journal:
         assert self._at is not None, "the journal has not begun"
         return self._at
 
-    def record(self, row: Row, at: Checkpoint) -> None:
-        """Add a round: its metrics row, and its state where that is due."""
-        metrics = {key: value for key, value in row.items() if key not in ("seconds", "notes")}
-        line = json.dumps(metrics).encode() + b"\n"
-        with self._advice():
-            if "notes" in row:  # first, so that a round that is saved has its line
-                append_file(self.folder.path / NOTES, json.dumps(row["notes"]).encode() + b"\n")
+    def record(self, record: RoundRecord, at: Checkpoint) -> None:
+        """Add a round: its record, and its state where that is due."""
+        line = as_line(record.as_row())
+        with self._advice():  # the coverage first, so that a round that is saved has its line
+            append_file(self.folder.path / COVERAGE, as_line(coverage_line(record)))
             append_file(self.folder.path / METRICS, line)
         self._metrics.update(line)
         self._metrics_size += len(line)
         self._at = at
-        self.log("round", round=at.state.round, seconds=row.get("seconds"))
+        self.log("round", round=at.state.round, seconds=record.seconds)
         better = at.best is not None and at.best.round == at.state.round
         if better or at.state.round % self.settings.every == 0:
             self.save(at)
@@ -237,7 +218,7 @@ class Journal:
             "fingerprint": self._fingerprint,
         }
         with self._advice():
-            sync_file(self.folder.path / NOTES)
+            sync_file(self.folder.path / COVERAGE)
             sync_file(self.folder.path / METRICS)  # before the generation that counts its bytes
             digest = generations.save(folder, header, encode_checkpoint(at))
             self._saved = (at.state.round, digest)
@@ -277,7 +258,7 @@ class Journal:
         """Add to ``events.jsonl``: everything that depends on the clock or on chance. Nothing is computed from it."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
         with self._advice():
-            append_file(self.folder.path / EVENTS, json.dumps(entry).encode() + b"\n")
+            append_file(self.folder.path / EVENTS, as_line(entry))
 
     @contextmanager
     def _advice(self) -> Iterator[None]:
@@ -295,7 +276,7 @@ class Journal:
     def close(self) -> None:
         """Let others write; a folder that never appeared is removed."""
         if self._at is None and self._found is None:
-            shutil.rmtree(self.folder.path, ignore_errors=True)
+            remove_aside(self.folder.path)
         self.lock.release()
 
     def __enter__(self) -> Journal:
@@ -316,37 +297,3 @@ def _check_metrics(path: Path, generation: Generation) -> None:
         raise CorruptError(f"{path / METRICS} cannot be read: {error.strerror or error}") from error
     if hashlib.sha256(kept).hexdigest() != generation.header["metrics_sha256"]:
         raise CorruptError(f"{METRICS} is damaged somewhere before the end of round {generation.round}")
-
-
-def _exists(path: Path) -> FedtailorError:
-    return FedtailorError(
-        f"run folder {path} exists already: `fedtailor resume {path}` goes on with it; "
-        "for a new run choose another name (--set name=...) or remove it"
-    )
-
-
-def _make_folder(part: Path, path: Path) -> None:
-    try:
-        with disk_errors(path, 0):
-            part.mkdir(parents=True)
-    except StorageError as error:
-        if isinstance(error.__cause__, NotADirectoryError | FileExistsError | PermissionError):
-            raise FedtailorError(str(error)) from error  # a path that cannot hold a folder, not a disk
-        raise
-
-
-def _put_in_place(part: Path, path: Path) -> None:
-    """The rename that makes a run; of two at once, one wins."""
-    try:
-        os.rename(part, path)
-    except OSError as error:
-        if path.exists():
-            raise _exists(path) from error
-        raise
-
-
-def _remove_strays(path: Path) -> None:
-    """Folders of runs that were killed while they were made."""
-    for stray in path.parent.glob(f".{path.name}.*{PART}"):
-        if time.time() - stray.stat().st_mtime > STRAY_SECONDS and not in_use(stray):
-            shutil.rmtree(stray, ignore_errors=True)

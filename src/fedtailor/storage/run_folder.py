@@ -1,10 +1,10 @@
-"""The folder of a run, for reading: settings, one metrics row per round, final weights.
+"""The folder of a run, for reading: settings, the record of each round, final weights.
 
 config.toml            the settings with every default filled in
 environment.json       versions and machine, for the record
 metrics.jsonl          one row per round; depends on the settings alone, so a resumed run has the same bytes
-setup.json             tiers, data of each client, axes of every weight: for reports (see notes.py)
-notes.jsonl            one line per round for reports: which units were trained, what the method has to show
+setup.json             tiers, data of each client, axes of every weight: for reports (see run/describing.py)
+coverage.jsonl         one line per round for reports: which coordinates the merged updates held
 events.jsonl           what happened when: starts, resumes, seconds of each round
 checkpoints/           the last generations of the state and the best one (see generations.py)
 diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
@@ -15,7 +15,7 @@ run.lock               locked while a run writes here
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,18 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
+from fedtailor.record import Covered, RoundRecord, Row
 from fedtailor.storage.files import replace_file
 
 CONFIG = "config.toml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SETUP = "setup.json"
-NOTES = "notes.jsonl"
+COVERAGE = "coverage.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 DIAGNOSTICS = "diagnostics.safetensors"
 WEIGHTS = "weights.safetensors"
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,34 +50,38 @@ class RunFolder:
         """Whether the run came to its end."""
         return (self.path / WEIGHTS).is_file()
 
-    def rows(self) -> list[Row]:
-        """All metrics rows, each with the seconds that its round took."""
+    def records(self) -> list[RoundRecord]:
+        """What every round left: its row, with its coverage and the seconds that it took."""
         file = self.path / METRICS
         if not file.is_file():
             raise FedtailorError(f"{self.path}: no {METRICS} there; expected the folder of a run")
-        seconds = {
-            event["round"]: event.get("seconds") for event in self.events() if event.get("event") == "round"
-        }
         # A run that is writing at this moment may show half a line.
         lines = file.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        rows = [json.loads(line) for line in lines]
-        return [{**row, "seconds": row.get("seconds", seconds.get(row["round"], 0.0))} for row in rows]
+        rounds = [event for event in self.events() if event.get("event") == "round"]
+        seconds = {event["round"]: event.get("seconds") or 0.0 for event in rounds}
+        coverage = {line["round"]: _covered(line["coverage"]) for line in self.coverage()}
+        return [
+            RoundRecord.from_row(row, coverage.get(row["round"], ()), seconds.get(row["round"], 0.0))
+            for row in map(json.loads, lines)
+        ]
 
-    def earlier_rows(self) -> list[Row]:
-        """The rows of a run that may have been begun; none if it was not."""
-        return self.rows() if (self.path / METRICS).is_file() else []
+    def earlier_records(self) -> list[RoundRecord]:
+        """The records of a run that may have been begun; none if it was not."""
+        return self.records() if (self.path / METRICS).is_file() else []
 
     def events(self) -> list[Row]:
-        """What happened when. Lines that a crash cut short are left out."""
-        file = self.path / EVENTS
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
-        return [event for event in map(_parsed, lines) if event]
+        """What happened when."""
+        return self._lines(EVENTS)
 
-    def notes(self) -> list[Row]:
-        """What the rounds left for a report; a line that is being written is left out."""
-        file = self.path / NOTES
+    def coverage(self) -> list[Row]:
+        """Which coordinates the merged updates of each round held."""
+        return self._lines(COVERAGE)
+
+    def _lines(self, name: str) -> list[Row]:
+        """The lines of a file; those that a crash cut short, or that are being written, are left out."""
+        file = self.path / name
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
-        return [note for note in map(_parsed, lines) if note]
+        return [found for found in map(_parsed, lines) if found]
 
     def save_weights(self, weights: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
         """Write the final weights: all of them, or none."""
@@ -98,6 +101,21 @@ class RunFolder:
         """What the method had to show; nothing where it had not."""
         file = self.path / DIAGNOSTICS
         return _tensors(file) if file.is_file() else {}
+
+
+def as_line(value: Mapping[str, Any]) -> bytes:
+    """A line of a ``.jsonl`` file."""
+    return json.dumps(value).encode() + b"\n"
+
+
+def coverage_line(record: RoundRecord) -> Row:
+    """A round's line of ``coverage.jsonl``."""
+    coverage = [{"count": c.count, "cut": c.cut, "tags": list(c.tags)} for c in record.coverage]
+    return {"round": record.round, "coverage": coverage}
+
+
+def _covered(entries: Sequence[Mapping[str, Any]]) -> list[Covered]:
+    return [Covered(entry["count"], entry["cut"], tuple(entry["tags"])) for entry in entries]
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -19,13 +19,14 @@ from typing import Any
 from fedtailor.config import to_toml
 from fedtailor.engines.settings import KEEP_MEMORY, available_cores
 from fedtailor.errors import CorruptError, FedtailorError, LockedError, QuorumError, StorageError
+from fedtailor.record import RoundRecord
 from fedtailor.storage.interrupt import Request, stop_requests
-from fedtailor.storage.run_folder import METRICS, Row
+from fedtailor.storage.run_folder import METRICS
 from fedtailor.sweep.plan import PlannedRun
 
 LOOK_SECONDS = 0.2  # how often folders and processes are looked at
 KINDS = (CorruptError, LockedError, QuorumError, StorageError)
-OnRow = Callable[[PlannedRun, Row], None]
+OnRound = Callable[[PlannedRun, RoundRecord], None]
 OnState = Callable[[PlannedRun, str], None]  # "started", "finished", "failed" or "stopped"
 
 
@@ -35,7 +36,7 @@ def jobs_for(runs: Sequence[PlannedRun], asked: int | None) -> int:
     return max(1, min(len(runs), asked or available_cores() // threads))
 
 
-def run_all(runs: Sequence[PlannedRun], jobs: int, on_row: OnRow, on_state: OnState) -> bool:
+def run_all(runs: Sequence[PlannedRun], jobs: int, on_round: OnRound, on_state: OnState) -> bool:
     """Do these runs; False if someone asked to stop. A run that fails does not stop the others.
 
     Raises when all others are done, naming those that failed.
@@ -51,8 +52,8 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, on_row: OnRow, on_state: OnSt
                     os.kill(worker.process.pid, signal.SIGINT)
             for worker in busy:
                 run, answer = worker.run, worker.answer()
-                for row in worker.new_rows():
-                    on_row(run, row)
+                for record in worker.new_records():
+                    on_round(run, record)
                 if answer is None:
                     continue
                 worker.tail = None
@@ -67,12 +68,12 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, on_row: OnRow, on_state: OnSt
 
 @dataclass
 class _Tail:
-    """Reads the rows of a run as they come."""
+    """Reads the records of a run as they come, without what stands in other files: their coverage and seconds."""
 
     run: PlannedRun
     place: int = 0
 
-    def new(self) -> list[Row]:
+    def new(self) -> list[RoundRecord]:
         file = self.run.folder.path / METRICS
         try:
             with file.open("rb") as opened:
@@ -82,7 +83,7 @@ class _Tail:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self.place += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [RoundRecord.from_row(json.loads(line)) for line in whole.splitlines()]
 
 
 class _Worker:
@@ -109,7 +110,7 @@ class _Worker:
 
     def start(self, run: PlannedRun) -> None:
         self.tail = _Tail(run)
-        self.tail.new()  # rows of an earlier start were shown then
+        self.tail.new()  # rounds of an earlier start were shown then
         config = run.config
         if config.engine.workers == "auto":  # the cores are taken by other runs
             config = replace(config, engine=replace(config.engine, workers=0))
@@ -118,7 +119,7 @@ class _Worker:
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
         self.process.stdin.flush()
 
-    def new_rows(self) -> list[Row]:
+    def new_records(self) -> list[RoundRecord]:
         return self.tail.new() if self.tail is not None else []
 
     def answer(self) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from fedtailor.engines.workers.messages import (
     task_of,
     task_value,
 )
-from fedtailor.messages import Client, Dropped, Reply, Task, Update
+from fedtailor.messages import Client, Refused, Reply, Task, Update
 from fedtailor.seeds import Seeds
 from fedtailor.storage.wire import decode, encode
 from helpers import bits
@@ -47,7 +47,7 @@ def test_every_field_of_a_message_travels():
         "prepared",  # never travels: it is worked out where it is used
     }  # fmt: skip
     assert fields(Update) == {"client", "round", "base_round", "patch", "weight", "metrics", "memory"}
-    assert fields(Dropped) == {"client", "round", "reason", "detail"}
+    assert fields(Refused) == {"client", "round", "reason", "detail"}
     assert fields(Cut) == {"channels", "tag", "mask", "width", "absent"}
 
 
@@ -115,6 +115,6 @@ def test_bad_weights_travel_too_so_that_the_server_can_refuse_them(weight):
     assert repr(there.weight) == repr(weight)
 
 
-def test_dropped_clients():
-    dropped = Dropped(5, 6, "diverged", "the loss became nan")
-    assert answer_of(through(answer_value(dropped))) == dropped
+def test_refused_clients():
+    refused = Refused(5, 6, "diverged", "the loss became nan")
+    assert answer_of(through(answer_value(refused))) == refused

@@ -24,11 +24,11 @@ from fedtailor.engines.workers.pool import Lost, WorkerPool
 from fedtailor.engines.workers.process import WorkerFailed, WorkerProcess
 from fedtailor.engines.workers.worker import report_failure
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Dropped, Reply, Update
+from fedtailor.messages import Refused, Reply, Update
 from fedtailor.seeds import Seeds
 from fedtailor.server.faults import Timely
 from fedtailor.storage.wire import DecodeError
-from helpers import Result, bits, cnn_model, differing, image_data, run
+from helpers import Result, bits, cnn_model, differing, image_data, run, timeless
 from odd_methods import Odd
 
 SIZES = (6, 5, 7, 4)
@@ -48,7 +48,7 @@ def there(method: Odd, pool: WorkerPool, **settings) -> Result:
 
 def assert_same(one: Result, other: Result) -> None:
     assert differing(one.state.weights, other.state.weights) == set()
-    assert [{**row, "seconds": 0} for row in one.rows] == [{**row, "seconds": 0} for row in other.rows]
+    assert timeless(one.records) == timeless(other.records)
 
 
 def tasks_for(method, model=MODEL, clients=SIZES):
@@ -213,9 +213,9 @@ def test_an_evaluation_whose_workers_die_is_done_here(pool, deployed, monkeypatc
 def test_an_impostor_is_refused_under_its_own_name(pool, method):
     method.tell("impostor")
     tasks = tasks_for(method)
-    theirs = [answer for answer in pool.run(tasks) if isinstance(answer, Dropped)]
-    ours = [answer for answer in InProcess(method, MODEL, DATA).run(tasks) if isinstance(answer, Dropped)]
-    assert ours == theirs == [Dropped(2, 0, "wrong-client", "answers for client 1")]
+    theirs = [answer for answer in pool.run(tasks) if isinstance(answer, Refused)]
+    ours = [answer for answer in InProcess(method, MODEL, DATA).run(tasks) if isinstance(answer, Refused)]
+    assert ours == theirs == [Refused(2, 0, "wrong-client", "answers for client 1")]
 
 
 def test_a_worker_killed_while_idle_is_not_missed(pool, method, expected):
@@ -257,12 +257,12 @@ def test_what_a_worker_says_before_it_ends(error, told):
     assert said == ([] if told is None else [told])
 
 
-def test_a_client_whose_workers_die_twice_is_dropped_and_the_round_goes_on(pool, method):
+def test_a_client_whose_workers_die_twice_is_refused_and_the_round_goes_on(pool, method):
     method.tell("kill", again=True)
     result = there(method, pool, every=100, fleet="equal")
     assert method.times == 2
-    assert result.rows[0]["refused"] == {"worker-died": 1}
-    assert result.rows[0]["merged"] == 3
+    assert result.records[0].cohort.refused == {"worker-died": 1}
+    assert result.records[0].cohort.merged == 3
     without = here(method, every=100, fleet="equal", engine=lambda inner: Skipping(inner, 2))
     assert differing(result.state.weights, without.state.weights) == set()
 
@@ -306,8 +306,8 @@ def test_a_client_that_is_late_costs_no_more_than_the_deadline(pool, method, exp
     started = time.monotonic()
     answers = list(Timely(pool, 3.0).run(tasks_for(method)))
     assert time.monotonic() - started < 3 + 1
-    late = [answer for answer in answers if isinstance(answer, Dropped)]
-    assert Dropped(2, 0, "late") in late
+    late = [answer for answer in answers if isinstance(answer, Refused)]
+    assert Refused(2, 0, "late") in late
     assert all(answer.reason == "late" for answer in late)
     assert_same(expected, there(method, pool))  # the late answer turns up in no later round
 

@@ -190,11 +190,11 @@ def test_settings_survive_being_written_and_read():
         "method": {"name": "fjord", "widths": [0.25, 0.5, 1], "probabilities": [0.2, 0.2, 0.6], "alpha": 0.5}
     }
     config = make_config(table)
-    assert config.build_method().candidates == (Fraction(1, 4), Fraction(1, 2), Fraction(1))
+    assert config.built_method.candidates == (Fraction(1, 4), Fraction(1, 2), Fraction(1))
     import tomllib
 
     again = make_config(tomllib.loads(to_toml(config)))
-    assert again.build_method() == config.build_method()
+    assert again.built_method == config.built_method
 
 
 CONFIGS = sorted((ROOT / "reproduce" / "fjord").glob("*.toml"))
@@ -206,7 +206,7 @@ def test_every_config_is_read_and_opens_with_its_command(path):
     assert first.startswith("# fedtailor ")
     assert f"reproduce/fjord/{path.name}" in first
     config = load_config(path)
-    assert config.build_method().name == "fjord"
+    assert config.built_method.name == "fjord"
     assert build_fleet(config.fleet).tiers[-1].budget == Budget(width=1)
 
 

@@ -15,7 +15,7 @@ from fedtailor.elasticity.cutting.encoding import cut_from, cut_value
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.engine import Answer
-from fedtailor.messages import Client, Dropped, Reply, Task, Update
+from fedtailor.messages import Client, Refused, Reply, Task, Update
 from fedtailor.seeds import Seeds
 
 Value = dict[str, Any]
@@ -90,8 +90,8 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
 
 def answer_value(answer: Answer) -> Value:
     """An update, or why there is none."""
-    if isinstance(answer, Dropped):
-        return {"dropped": [answer.client, answer.round, answer.reason, answer.detail]}
+    if isinstance(answer, Refused):
+        return {"refused": [answer.client, answer.round, answer.reason, answer.detail]}
     return {
         "update": [answer.client, answer.round, answer.base_round],
         "weight": _plain(answer.weight),
@@ -104,8 +104,8 @@ def answer_value(answer: Answer) -> Value:
 
 def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
     """The answer of a value, to a task with this map of levels; whether it may be merged is for the server to check."""
-    if "dropped" in value:
-        return Dropped(*value["dropped"])
+    if "refused" in value:
+        return Refused(*value["refused"])
     client, round, base_round = value["update"]
     patch = Patch(value["values"], cut_from(value["cut"], levels))
     return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])

@@ -3,7 +3,7 @@
 start   → luggage (method, module, groups, data) in shared memory, once for all workers
 task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first
 worker  → method.perform → the answer in the wire format, in the mailbox
-a worker that dies → its task goes to another one, once; then the client counts as dropped
+a worker that dies → its task goes to another one, once; then the client is refused
 evaluation → in the same way, in runs of batches
 """
 
@@ -41,11 +41,11 @@ from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
 from fedtailor.engines.workers.worker import Luggage, machine_settings
 from fedtailor.errors import FedtailorError, require
-from fedtailor.messages import Dropped, Task
+from fedtailor.messages import Refused, Task
 from fedtailor.method import Method
 
 TICK_SECONDS = 0.1  # how long the pool waits for an answer before it says that there is none yet
-TRIES = 2  # how often a task is given out before its client counts as dropped
+TRIES = 2  # how often a task is given out before its client is refused
 STARTS = 3  # workers in a row that may die before they are ready
 
 
@@ -95,7 +95,7 @@ class WorkerPool:
                 continue
             task, result = done[0].task, done[1]
             if isinstance(result, Lost):
-                yield Dropped(task.client.id, task.round, "worker-died", result.cause)
+                yield Refused(task.client.id, task.round, "worker-died", result.cause)
             else:
                 mask = masked_cut(task).mask
                 yield answer_of(result, None if mask is None else mask.levels)

@@ -1,0 +1,85 @@
+"""What a run starts from, as texts: for people and reports, which no computation reads, and for going on later."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from typing import Any
+
+from fedtailor.config import RunConfig, to_toml
+from fedtailor.data import picture
+from fedtailor.server.setup import Setup
+from fedtailor.storage.fingerprint import Fingerprint, describe_environment, fingerprint
+from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, SETUP
+
+MOST_CLIENTS = 200  # whose data and tier are described one by one
+
+
+def texts_of(setup: Setup, threads: int, config: RunConfig | None = None) -> dict[str, str]:
+    """The files of a new run folder."""
+    environment = describe_environment(threads, str(setup.device))
+    return {
+        **({CONFIG: to_toml(config)} if config is not None else {}),
+        ENVIRONMENT: json.dumps(environment, indent=2) + "\n",
+        SETUP: json.dumps(describe(setup)) + "\n",
+    }
+
+
+def fingerprint_of(setup: Setup, threads: int, config: RunConfig | None = None) -> Fingerprint:
+    """All that must be the same when the run goes on; a run without a config is told by its objects."""
+    if config is not None:
+        table = tomllib.loads(to_toml(config))
+        settings = {key: value for key, value in table.items() if key not in ("name", "checkpoint")}
+    else:
+        settings = {
+            "rounds": dataclasses.asdict(setup.settings),
+            "seed": setup.seeds.root,
+            "method": {"name": type(setup.method).__qualname__, **dataclasses.asdict(setup.method)},
+            "fleet": repr(setup.fleet),
+        }
+    mark = fingerprint(settings, setup.method, setup.model, setup.data, threads)
+    # How many processes work changes no bit: a run may go on with more or fewer.
+    return {name: value for name, value in mark.items() if not name.endswith("engine.workers")}
+
+
+def describe(setup: Setup) -> dict[str, Any]:
+    """Tiers and their members, the data of each client, the axes of every weight."""
+    model, data, fleet = setup.model, setup.data, setup.fleet
+    members = [] if fleet.dynamic else setup.clients(0)[:MOST_CLIENTS]
+    return {
+        "tiers": _tiers(setup),
+        "members": {str(client.id): client.tier for client in members},
+        "data": {**picture.overview(data), "rows": picture.rows(data, MOST_CLIENTS)},
+        "groups": dict(model.groups.counts),
+        "layers": _layers(setup),
+    }
+
+
+def _tiers(setup: Setup) -> list[dict[str, Any]]:
+    tiers = []
+    for tier, clients in zip(setup.fleet.tiers, setup.fleet.counts(setup.data.num_clients), strict=True):
+        cost = setup.model.cost(setup.method.cut_for(setup.start.state, tier.budget, setup.model))
+        tiers.append(
+            {
+                "name": tier.name,
+                "clients": int(clients),
+                "width": None if tier.budget.width is None else float(tier.budget.width),
+                "budget": str(tier.budget),
+                "params": cost.params,
+                "macs": cost.macs,
+            }
+        )
+    return tiers
+
+
+def _layers(setup: Setup) -> dict[str, Any]:
+    extents = setup.model.groups.extents
+    weights = [name for name, value in setup.model.weights().items() if value.dim() >= 2 and name in extents]
+    return {
+        name: [
+            {"length": e.length, "axes": [[a.group, a.offset, a.repeat, a.blocks, a.stride] for a in e.axes]}
+            for e in extents[name][:2]
+        ]
+        for name in weights
+    }

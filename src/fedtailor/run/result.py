@@ -1,0 +1,120 @@
+"""The result of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from fedtailor.data.federated import FederatedData
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.ensemble import Ensemble
+from fedtailor.elasticity.running.switchable import Switchable, switchable
+from fedtailor.engines.in_process import InProcess
+from fedtailor.errors import FedtailorError, require
+from fedtailor.fleet import Fleet
+from fedtailor.messages import Deployed, ServerState
+from fedtailor.method import Method
+from fedtailor.record import RoundRecord
+from fedtailor.server.evaluation import calibrate, personal_network
+from fedtailor.server.inquiry import Inquiry
+from fedtailor.server.setup import Setup
+from fedtailor.storage.checkpoint import Checkpoint, Memories
+from fedtailor.storage.run_folder import RunFolder
+from fedtailor.storage.sparse_file import save_sparse
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: the global model, and a sub-model for every budget."""
+
+    setup: Setup
+    state: ServerState
+    history: tuple[RoundRecord, ...]
+    best_round: int | None = None  # among those that were evaluated
+    memories: Memories = field(default_factory=dict)  # what clients keep for themselves
+
+    @property
+    def method(self) -> Method:
+        """How it was trained."""
+        return self.setup.method
+
+    @property
+    def model(self) -> ElasticModel:
+        """What was trained, cut and costed."""
+        return self.setup.model
+
+    @property
+    def data(self) -> FederatedData:
+        """What it was trained on."""
+        return self.setup.data
+
+    @property
+    def fleet(self) -> Fleet:
+        """The devices that it was trained by and for."""
+        return self.setup.fleet
+
+    @property
+    def tiers(self) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every tier at the end."""
+        seen = [record.tiers for record in self.history if record.round <= self.state.round and record.tiers]
+        return {tier: dict(metrics) for tier, metrics in seen[-1].items()}
+
+    def deploy(self, budget: Budget) -> Deployed:
+        """The pieces for a device of this budget, their norms calibrated where the method needs it."""
+        state = calibrate(self._inquiry(), self.state, [budget], self.setup.clients(self.state.round))
+        return self.method.deploy(state, budget, self.model)
+
+    def submodel(self, budget: Budget | float | str | None = None, *, client: int | None = None) -> nn.Module:
+        """A plain small module for a device: ``run.submodel(0.25)`` or ``run.submodel(Budget(macs=1_000_000))``.
+
+        ``run.submodel(client=7)`` is that client's own network, where clients have such (FedPA, APFL). Where the
+        method deploys several networks (Split-Mix), they are one module that averages their outputs.
+        """
+        if (budget is None) == (client is None):
+            raise FedtailorError("submodel: expected a budget, or the number of a client, and not both")
+        if client is not None:
+            return self.model.build(self.personal(client)).eval()
+        assert budget is not None
+        wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
+        members = [self.model.build(patch) for patch in self.deploy(wanted).patches]
+        return (members[0] if len(members) == 1 else Ensemble(members)).eval()
+
+    def personal(self, client: int) -> Patch:
+        """What a client runs: its own part of the model on its own norm statistics."""
+        if not self.method.policy.kept_by_clients:
+            raise FedtailorError(
+                f"client = {client}: with {self.method.name}, devices of one budget are given the same network; "
+                "expected a budget"
+            )
+        clients = self.setup.clients(self.state.round)
+        require(0 <= client < len(clients), "client", client, f"0 to {len(clients) - 1}")
+        return personal_network(self._inquiry(), Checkpoint(self.state, self.memories), clients[client])
+
+    def _inquiry(self) -> Inquiry:
+        return Inquiry(self.setup, InProcess(self.method, self.model, self.data))
+
+    def save_sparse(self, path: Path | str, budget: Budget) -> None:
+        """Write the network for a budget as a small file that holds its surviving weights alone."""
+        patches = self.deploy(budget).patches
+        if len(patches) > 1:
+            raise FedtailorError(f"{self.method.name} deploys ensembles of networks: save each one by itself")
+        save_sparse(path, patches[0], self.model.groups.ties)
+
+    def switchable(self) -> Switchable:
+        """One module for inference that can run at the width of every tier: ``network.switch(0.4)``."""
+        deployed = [self.deploy(tier.budget) for tier in self.fleet.tiers]
+        if any(len(each.patches) > 1 for each in deployed):
+            raise FedtailorError(
+                f"{self.method.name} deploys ensembles of networks, not nested widths of one"
+            )
+        return switchable(self.model, [each.patches[0] for each in deployed])
+
+    def save(self, folder: RunFolder) -> None:
+        """Write the final weights into a run folder, after what the method has to show about them."""
+        if tables := self.method.diagnostics(self.state, self.model):
+            folder.save_diagnostics(tables)
+        folder.save_weights(self.state.weights, self.model.groups.ties)

@@ -1,0 +1,129 @@
+"""From names, objects or a configuration to a ``Setup`` that can run: all that can be refused is refused here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.config import RunConfig, validated
+from fedtailor.data.datasets import load_dataset
+from fedtailor.data.federated import DataSettings, FederatedData, federate
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.automatic import check_workers
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet import Fleet
+from fedtailor.fleet.names import build_fleet
+from fedtailor.method import Method
+from fedtailor.methods.registry import get_method
+from fedtailor.models import build_model
+from fedtailor.models.pretrained import load_pretrained
+from fedtailor.seeds import Seeds
+from fedtailor.server.setup import RoundSettings, Setup
+
+OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
+
+
+def prepare_config(config: RunConfig) -> Setup:
+    """Everything that a configuration asks for, checked and ready."""
+    seeds = Seeds(config.seed)
+    data = federate(load_dataset(config.data.dataset, **config.data.options), config.data, seeds)
+    options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
+    inputs = data.example()
+    shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
+    with seeds.scope("model"):
+        module = build_model(config.model["name"], input_shape=shape, num_classes=data.num_classes, **options)
+    if "weights" in config.model:
+        load_pretrained(module, Path(config.model["weights"]))
+    place = pick_device(config.device)
+    data = data.to(place)
+    model = elastic(module.to(place), data.example(), keep=config.model.get("keep", ()))
+    return prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
+
+
+def prepare(
+    method: Method,
+    model: ElasticModel,
+    data: FederatedData,
+    fleet: Fleet,
+    settings: RoundSettings,
+    seeds: Seeds,
+) -> Setup:
+    """Refuse what cannot run, before anything is trained or written."""
+    check(method, model, data, fleet, settings)
+    setup = Setup.of(method, model, data, fleet, settings, seeds)
+    for tier in fleet.tiers:
+        method.cut_for(setup.start.state, tier.budget, model)
+    check_workers(method, model, data, settings.engine)
+    return setup
+
+
+def federated(data: FederatedData | str, seeds: Seeds) -> FederatedData:
+    """The data, or the data set of this name in its usual split."""
+    return federate(load_dataset(data), DataSettings(dataset=data), seeds) if isinstance(data, str) else data
+
+
+def method_with(
+    method: Method | str, training: LocalTraining | Mapping[str, Any] | None, rounds: int
+) -> Method:
+    """The method, or that of this name, with settings of local training; a mapping leaves the others as they are."""
+    chosen = get_method(method)() if isinstance(method, str) else method
+    local = chosen.local
+    if training is not None:
+        fields = dataclasses.asdict(local if isinstance(training, Mapping) else training)
+        fields |= training if isinstance(training, Mapping) else {}
+        local = validated(LocalTraining, fields, "training")
+    return dataclasses.replace(chosen, local=dataclasses.replace(local, rounds=rounds))
+
+
+def check(
+    method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, settings: RoundSettings
+) -> None:
+    """What would fail in the middle of a run fails here, in one sentence."""
+    if settings.clients_per_round > data.num_clients:
+        raise FedtailorError(
+            f"clients_per_round = {settings.clients_per_round}: "
+            f"expected at most {data.num_clients}, the number of clients"
+        )
+    fleet.counts(data.num_clients)
+    settings.stopping.check_tier([tier.name for tier in fleet.tiers])
+    if model.statistics and method.local.batch_size == 1:
+        raise FedtailorError("training.batch_size = 1: batch norm needs at least 2 examples in a batch")
+    if model.statistics and data.sizes.min() < 2:
+        client = int(data.sizes.argmin())
+        raise FedtailorError(
+            f"client {client} has one example: batch norm needs at least 2; raise data.min_examples"
+        )
+    outputs = [model.groups.counts[group] for group in model.groups.outputs]
+    if data.num_classes and outputs and max(outputs) < data.num_classes:
+        raise FedtailorError(
+            f"the model has {max(outputs)} outputs, but the labels of {data.name} go up to {data.num_classes - 1}"
+        )
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` takes CUDA, then Apple's MPS, then the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(name.partition(":")[0], False):
+        usable = ", ".join(device for device, there in available.items() if there)
+        raise FedtailorError(f"device = {name!r}: not available here; usable: auto, {usable}")
+    return torch.device(name)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Use ``count`` PyTorch threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

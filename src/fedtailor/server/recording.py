@@ -1,0 +1,97 @@
+"""Where the record of a round is made; from here on it is only written, read, shown and tracked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.encoding import cut_value
+from fedtailor.elasticity.cutting.names import is_tagged, tag_of
+from fedtailor.messages import Update
+from fedtailor.record import LOSS, Cohort, Covered, RoundRecord, Spent
+from fedtailor.server import faults
+from fedtailor.server.evaluation import Evaluation
+from fedtailor.server.faults import Try
+from fedtailor.server.setup import Setup
+from fedtailor.storage.checkpoint import Checkpoint
+
+ACCOUNTED = (LOSS, "examples")  # metrics of a client that go into sums; others are written for each
+
+
+def round_record(
+    setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None, seconds: float
+) -> RoundRecord:
+    """The record of the round that ``after`` is the end of; abandoned tries cost too, only the last is learnt from."""
+    merged, evaluated = tries[-1].updates, evaluation is not None
+    said = setup.method.notes(after.state, merged, setup.model)
+    return RoundRecord(
+        round=after.state.round,
+        cohort=_cohort(setup, after, tries, evaluation),
+        training=_training(setup, tries),
+        measuring=evaluation.spent if evaluation else Spent(),
+        train_loss=_train_loss(merged),
+        tiers=evaluation.scores.tiers if evaluation else None,
+        best_round=after.best.round if evaluated and after.best else None,
+        deployed=evaluation.scores.deployed if evaluation else {},
+        reported=_reported(merged),
+        method=json.loads(json.dumps(said)),  # as it will be read back: a tuple becomes a list
+        coverage=covered(merged),
+        seconds=round(seconds, 4),
+    )
+
+
+def covered(updates: Sequence[Update]) -> tuple[Covered, ...]:
+    """How many updates hold the same coordinates; weights under a tag (``conv1.weight@base3``) are told by the tag."""
+    counted: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for update in updates:
+        cut = update.patch.cut
+        address = json.dumps(cut_value(Cut(cut.channels, absent=cut.absent)), sort_keys=True)
+        weights = [name for name, value in update.patch.values.items() if value.dim() >= 2]
+        tags = sorted({tag_of(name) for name in weights if is_tagged(name)})
+        counted[address, tuple(tags)] += 1
+    return tuple(
+        Covered(count, json.loads(address), tags) for (address, tags), count in sorted(counted.items())
+    )
+
+
+def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None) -> Cohort:
+    refused = [each for tried in tries for each in tried.refused]
+    return Cohort(
+        asked=sum(len(tried.tasks) for tried in tries),
+        merged=len(tries[-1].updates),
+        refused=faults.counted([*refused, *(evaluation.refused if evaluation else ())]),
+        abandoned=len(tries) - 1,
+        resting=len(faults.resting(after.strikes, setup.settings.engine)),
+    )
+
+
+def _training(setup: Setup, tries: Sequence[Try]) -> Spent:
+    return Spent(
+        sum(task.nbytes for tried in tries for task in tried.tasks),
+        sum(update.patch.nbytes for tried in tries for update in tried.updates),
+        sum(_macs(setup, tried) for tried in tries),
+    )
+
+
+def _macs(setup: Setup, tried: Try) -> int:
+    examples = {update.client: update.metrics.get("examples", update.weight) for update in tried.updates}
+    worked = [task for task in tried.tasks if task.client.id in examples]
+    return sum(setup.method.work(task, setup.model).macs * int(examples[task.client.id]) for task in worked)
+
+
+def _train_loss(merged: Sequence[Update]) -> float | None:
+    weight = sum(update.weight for update in merged)
+    loss = sum(update.metrics.get(LOSS, 0.0) * update.weight for update in merged)
+    return loss / weight if weight else None
+
+
+def _reported(merged: Sequence[Update]) -> Mapping[str, Mapping[str, Any]]:
+    """What clients said beyond what is summed; nothing where nobody said anything."""
+    reported = {
+        str(update.client): {n: value for n, value in update.metrics.items() if n not in ACCOUNTED}
+        for update in merged
+    }
+    return reported if any(reported.values()) else {}

@@ -1,0 +1,72 @@
+"""A run as a value: everything that decides what its rounds do, built once and then only read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fedtailor.data.federated import FederatedData
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.settings import EngineSettings
+from fedtailor.errors import require
+from fedtailor.fleet import Fleet, Population
+from fedtailor.method import Method
+from fedtailor.seeds import Seeds
+from fedtailor.server.stopping import Stopping
+from fedtailor.storage.checkpoint import Checkpoint, settle
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """How long a run is and how many clients take part."""
+
+    rounds: int = 20
+    clients_per_round: int = 10
+    evaluate_every: int = 5  # rounds; the last round is always evaluated
+    stopping: Stopping = field(default_factory=Stopping)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
+        require(self.clients_per_round >= 1, "clients_per_round", self.clients_per_round, "at least 1")
+        require(self.evaluate_every >= 1, "evaluate_every", self.evaluate_every, "at least 1")
+
+    def evaluates(self, round: int) -> bool:
+        """Whether every tier is evaluated after this round."""
+        return round % self.evaluate_every == 0 or round == self.rounds
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Who trains what, on which data, how long; ``start`` is the state before the first round."""
+
+    method: Method
+    model: ElasticModel
+    data: FederatedData
+    fleet: Fleet
+    settings: RoundSettings
+    seeds: Seeds
+    start: Checkpoint
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        model: ElasticModel,
+        data: FederatedData,
+        fleet: Fleet,
+        settings: RoundSettings,
+        seeds: Seeds,
+    ) -> Setup:
+        """A setup whose method makes its first state now, once for the whole run."""
+        return cls(method, model, data, fleet, settings, seeds, Checkpoint(settle(method.init(model))))
+
+    def clients(self, round: int) -> Population:
+        """All clients with the tiers and budgets that they have in this round."""
+        return self.fleet.capacity(self.data.sizes, round, self.seeds)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(iter(self.model.module.parameters())).device

@@ -1,0 +1,90 @@
+"""A record is what it was after it has been written and read, whichever of the three files a field stands in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+import fedtailor
+from fedtailor.methods.registry import get_method
+from fedtailor.record import Best, Cohort, Covered, RoundRecord, Spent
+from fedtailor.storage.checkpoint import Checkpoint, settle
+from fedtailor.storage.journal import CheckpointSettings, Journal
+from fedtailor.storage.run_folder import RunFolder
+from helpers import image_data, mlp_model, tiny_cnn
+
+FULL = RoundRecord(
+    round=1,
+    cohort=Cohort(5, 3, {"late": 1, "non-finite": 1}, 2, 4),
+    training=Spent(10, 20, 30),
+    measuring=Spent(1, 2, 3),
+    train_loss=0.1,
+    tiers={"0.5": {"loss": 1.25, "accuracy": 0.5}, "1": {"loss": 1.0, "accuracy": 1 / 3}},
+    best_round=1,
+    deployed={"0.5": {"params": 7, "macs": 8}},
+    reported={"3": {"cosine": 0.25}},
+    method={"stage": "search", "supported": ["1", "1/2"]},
+    coverage=(Covered(2, {"channels": {"0": 4, "4": "0-2,5"}}), Covered(1, {"channels": {}}, ("base1",))),
+    seconds=0.125,
+)
+
+
+def test_the_full_record_is_full():
+    """No field of it, nor of its parts, has the value that it would have by itself."""
+    for record in (FULL, FULL.cohort, FULL.training, FULL.measuring):
+        plain = type(record)(0) if isinstance(record, RoundRecord) else type(record)()
+        assert [
+            item.name for item in fields(record) if getattr(record, item.name) == getattr(plain, item.name)
+        ] == []
+
+
+@pytest.mark.parametrize("record", [FULL, RoundRecord(1)], ids=["full", "empty"])
+def test_what_was_written_is_read_back_field_by_field(tmp_path, record):
+    at = Checkpoint(settle(get_method("fedavg")().init(mlp_model())))
+    with Journal.create(tmp_path / "run", {}) as journal:
+        journal.begin({}, CheckpointSettings(), at, torch.device("cpu"))
+        ended = replace(at, state=replace(at.state, round=1), best=Best(1, 0.5))
+        journal.record(record, ended)
+    (found,) = RunFolder(tmp_path / "run").records()
+    for item in fields(RoundRecord):
+        assert getattr(found, item.name) == getattr(record, item.name), item.name
+    with Journal.open(tmp_path / "run") as journal:
+        journal.begin({}, CheckpointSettings(), at, torch.device("cpu"))
+        assert journal.history == [record]
+
+
+@pytest.mark.parametrize("method", ["heterofl", "feduniform", "splitmix", "apfl"])
+def test_the_history_of_a_run_is_what_its_folder_holds(tmp_path, method):
+    shown: list[RoundRecord] = []
+    run = fedtailor.train(
+        tiny_cnn(), image_data((6, 5, 7, 4)), "uniform-2", method, rounds=3, clients_per_round=4, evaluate_every=2,
+        engine={"workers": 0}, folder=tmp_path / "run", on_round=shown.append,
+    )  # fmt: skip
+    assert list(run.history) == shown == RunFolder(tmp_path / "run").records()
+    assert all(record.coverage for record in shown)
+
+
+def test_rounds_that_are_done_again_have_one_line_of_coverage(tmp_path):
+    at = Checkpoint(settle(get_method("fedavg")().init(mlp_model())))
+    settings = CheckpointSettings(every=2)
+    with Journal.create(tmp_path / "run", {}) as journal:
+        journal.begin({}, settings, at, torch.device("cpu"))
+        for round in (1, 2, 3):
+            journal.record(replace(FULL, round=round), replace(at, state=replace(at.state, round=round)))
+    with Journal.open(tmp_path / "run") as journal:
+        journal.begin({}, settings, at, torch.device("cpu"))
+        assert journal.at.state.round == 2
+        journal.record(replace(FULL, round=3), replace(at, state=replace(at.state, round=3)))
+    lines = (tmp_path / "run/coverage.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+    assert json.loads(lines[0])["coverage"][0] == {
+        "count": 2, "cut": {"channels": {"0": 4, "4": "0-2,5"}}, "tags": [],
+    }  # fmt: skip
+
+
+def test_a_row_of_an_older_version_lacks_what_was_not_counted_then():
+    row = {"round": 2, "clients": 3, "merged": 2, "bytes_down": 5, "bytes_up": 4, "macs": 9}
+    assert RoundRecord.from_row(row) == RoundRecord(2, Cohort(3, 2), Spent(5, 4, 9))
