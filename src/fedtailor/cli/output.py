@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedtailor.errors import LockedError
-from fedtailor.report.units import size
+from fedtailor.report.amounts import size
 
 console = Console(highlight=False)  # results, on standard output
 messages = Console(stderr=True, highlight=False)  # progress and errors, on standard error

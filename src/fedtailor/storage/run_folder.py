@@ -5,6 +5,7 @@ environment.json       versions and machine, for the record
 metrics.jsonl          one row per round; depends on the settings alone, so a resumed run has the same bytes
 setup.json             tiers, data of each client, axes of every weight: for reports (see notes.py)
 notes.jsonl            one line per round for reports: which units were trained, what the method has to show
+coverage.jsonl         one line per round: which units were trained, by how many clients
 events.jsonl           what happened when: starts, resumes, seconds of each round
 checkpoints/           the last generations of the state and the best one (see generations.py)
 diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedtailor.errors import FedtailorError
+from fedtailor.record import Covered, RoundRecord
 from fedtailor.storage.files import replace_file
 
 CONFIG = "config.toml"
@@ -32,6 +34,7 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SETUP = "setup.json"
 NOTES = "notes.jsonl"
+COVERAGE = "coverage.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 DIAGNOSTICS = "diagnostics.safetensors"
@@ -63,6 +66,19 @@ class RunFolder:
         lines = file.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         rows = [json.loads(line) for line in lines]
         return [{**row, "seconds": row.get("seconds", seconds.get(row["round"], 0.0))} for row in rows]
+
+    def records(self) -> list[RoundRecord]:
+        """All rounds: their metrics, their coverage and their seconds."""
+        file = self.path / COVERAGE
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        coverage = {
+            line["round"]: [Covered(**covered) for covered in line["coverage"]]
+            for line in map(_parsed, lines)
+            if line
+        }
+        return [
+            RoundRecord.from_row(row, coverage.get(row["round"], ()), row["seconds"]) for row in self.rows()
+        ]
 
     def earlier_rows(self) -> list[Row]:
         """The rows of a run that may have been begun; none if it was not."""
