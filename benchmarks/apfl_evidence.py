@@ -13,17 +13,17 @@ from __future__ import annotations
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-import charts
 import records
 import torch
 from records import Result
 
+import charts
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.config import RunConfig, make_config
 from fedtailor.data.batches import Examples
@@ -31,7 +31,8 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
-from fedtailor.report.accounting import spending
+from fedtailor.record import RoundRecord
+from fedtailor.report.accounting import course_of
 from fedtailor.run.interface import Run
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.run_folder import RunFolder
@@ -99,12 +100,12 @@ def perform(trial: Trial, workers: str | None) -> None:
         return
     started, folder = time.monotonic(), RUNS / trial.name
     run = records.run_or_resume(trial.config(workers), folder)
-    result = result_of(trial, run, RunFolder(folder).rows())
+    result = result_of(trial, run, RunFolder(folder).records())
     records.write(target, result)
     print(f"{trial.name}: {time.monotonic() - started:.0f} s {result['mean']}", flush=True)
 
 
-def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
+def result_of(trial: Trial, run: Run, rounds: list[RoundRecord]) -> Result:
     """What every client's networks reach on its own and on common images, what they cost, and how the run went."""
     one = None if run.method.norm == "local" else run.deploy(run.fleet.tiers[0].budget).patches[0]
     clients = [_client(run, number, one) for number in range(run.data.num_clients)]
@@ -118,11 +119,11 @@ def result_of(trial: Trial, run: Run, rows: list[Any]) -> Result:
         "seed": trial.seed,
         "mean": {key: round(value, 4) for key, value in mean.items()},
         "distance": {tier.name: _distance(clients, fleet, tier.name) for tier in run.fleet.tiers},
-        "bytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows),
-        "seconds": round(sum(row["seconds"] for row in rows)),
-        "seconds_by_stage": _by_stage(rows),
-        "bytes_before": sum(row["bytes_down"] + row["bytes_up"] for row in rows if _before_training(row)),
-        "course": _course(clients, rows),
+        "bytes": sum(record.spent.bytes for record in rounds),
+        "seconds": round(sum(record.seconds for record in rounds)),
+        "seconds_by_stage": _by_stage(rounds),
+        "bytes_before": sum(record.spent.bytes for record in rounds if _before_training(record)),
+        "course": _course(clients, rounds),
         "clients": clients,
     }
 
@@ -185,16 +186,16 @@ def _distance(clients: list[Result], fleet: Any, tier: str) -> float | None:
     return round(fmean(pairs), 4) if pairs else None
 
 
-def _before_training(row: Mapping[str, Any]) -> bool:
+def _before_training(record: RoundRecord) -> bool:
     """Warm-up and search: they cost, but their networks are not those that are trained in the end."""
-    return row.get("stage", "fedpa") != "fedpa"
+    return record.method.get("stage", "fedpa") != "fedpa"
 
 
-def _course(clients: list[Result], rows: list[Any]) -> list[Result]:
+def _course(clients: list[Result], rounds: list[RoundRecord]) -> list[Result]:
     """What had been spent at every evaluation of the training, and the mean of *Loc* over clients."""
     share = {tier: count / len(clients) for tier, count in Counter(c["tier"] for c in clients).items()}
-    training = {row["round"] for row in rows if not _before_training(row)}
-    courses = [spending(rows, tier=tier) for tier in share]
+    training = {record.round for record in rounds if not _before_training(record)}
+    courses = [course_of(rounds, tier=tier) for tier in share]
     return [
         {
             **at[0].figures(),
@@ -205,11 +206,11 @@ def _course(clients: list[Result], rows: list[Any]) -> list[Result]:
     ]
 
 
-def _by_stage(rows: list[Any]) -> dict[str, float]:
+def _by_stage(rounds: list[RoundRecord]) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for row in rows:
-        stage = row.get("stage", "training")
-        seconds[stage] = round(seconds.get(stage, 0.0) + row["seconds"], 1)
+    for record in rounds:
+        stage = record.method.get("stage", "training")
+        seconds[stage] = round(seconds.get(stage, 0.0) + record.seconds, 1)
     return seconds
 
 

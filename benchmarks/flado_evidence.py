@@ -18,7 +18,7 @@ from statistics import fmean
 
 import records
 
-from fedtailor.report.accounting import FLOPS_PER_MAC, Spent, best, spending, table_of
+from fedtailor.report.accounting import FLOPS_PER_MAC, Reached, best, course_of, target_table
 from fedtailor.storage import generations
 from fedtailor.storage.checkpoint import decode_checkpoint
 from fedtailor.storage.run_folder import CHECKPOINTS, RunFolder
@@ -81,16 +81,16 @@ def run(piece: str, method: str, seed: int) -> None:
     line = command(piece, method, seed)
     records.call(line)
     (folder,) = (path for path in (RUNS / name).iterdir() if path.is_dir() and not path.name.startswith("."))
-    rows = RunFolder(folder).rows()
-    course = spending(rows)
+    rounds = RunFolder(folder).records()
+    course = course_of(rounds)
     result = {
         "command": records.shown(line),
         "piece": piece,
         "method": method,
         "seed": seed,
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "seconds": round(sum(each.seconds for each in rounds), 1),
         "best": best(course).figures(),
-        "course": [spent.figures() for spent in course],
+        "course": [reached.figures() for reached in course],
     }
     records.write(target, result)
     print(f"{name}: best {100 * result['best']['value']:.2f} %, {result['seconds']} s", flush=True)
@@ -98,21 +98,21 @@ def run(piece: str, method: str, seed: int) -> None:
 
 def write_tables() -> None:
     """What finished runs say together, by piece and seed, and variants beside the first rounds of the default."""
-    found: dict[str, dict[str, list[Spent]]] = defaultdict(dict)
+    found: dict[str, dict[str, list[Reached]]] = defaultdict(dict)
     for file in sorted(EVIDENCE.glob("*-[0-9].json")):
         (result,) = records.read([file])
         piece, method, seed = result["piece"], result["method"], result["seed"]
         course = [
-            Spent(each["round"], each["flops"] // FLOPS_PER_MAC, each["bytes"], each["value"])
+            Reached(each["round"], each["flops"] // FLOPS_PER_MAC, each["bytes"], each["value"])
             for each in result["course"]
         ]
         if PIECES[piece].methods == METHODS:
             found[f"{piece}, seed {seed}"][method] = course
         if piece != "everyone" and method.split(":")[0] in ("flado", "uniprob"):
-            early = [spent for spent in course if spent.round <= SHORTER]
+            early = [reached for reached in course if reached.round <= SHORTER]
             found[f"variants, {SHORTER} rounds, seed {seed}"][method] = early
     if found:
-        tables = {name: table_of(courses, (0.02, 0.05, 0.1)) for name, courses in found.items()}
+        tables = {name: target_table(courses, (0.02, 0.05, 0.1)) for name, courses in found.items()}
         records.write(EVIDENCE / "tables.json", {"command": COMMAND, **tables})
 
 
@@ -123,7 +123,7 @@ def write_alignment() -> None:
         run = RunFolder(folder)
         if not run.finished:
             continue
-        told = [each for row in run.rows()[SETTLED:] for each in row.get("reported", {}).values()]
+        told = [each for record in run.records()[SETTLED:] for each in record.reported.values()]
         cosines = [each["cosine"] for each in told if "cosine" in each]
         end = decode_checkpoint(generations.newest(folder / CHECKPOINTS).generation.payload)
         kept = [end.memory_of(client)[1]["probabilities"] for client in end.memories]

@@ -12,10 +12,10 @@ import statistics
 import time
 from dataclasses import dataclass
 
-import charts
 import records
 from records import Result
 
+import charts
 from fedtailor.config import load_config
 from fedtailor.storage.run_folder import RunFolder
 
@@ -85,15 +85,15 @@ def perform(trial: Trial, workers: list[str]) -> None:
 
 def result_of(trial: Trial, folder: RunFolder) -> Result:
     """The accuracy of every ratio in every evaluated round, and the two rounds that the paper reports."""
-    rows = folder.rows()
+    rounds = folder.records()
     series = [
         {
-            "round": row["round"],
-            "supported": row["supported"],
-            "accuracy": {tier: round(100 * values["accuracy"], 2) for tier, values in row["tiers"].items()},
+            "round": record.round,
+            "supported": record.method["supported"],
+            "accuracy": {tier: round(100 * values["accuracy"], 2) for tier, values in record.tiers.items()},
         }
-        for row in rows
-        if "tiers" in row
+        for record in rounds
+        if record.tiers
     ]
     most = max(len(point["supported"]) for point in series)
     complete = [point for point in series if len(point["supported"]) == most]  # as in the paper
@@ -106,9 +106,9 @@ def result_of(trial: Trial, folder: RunFolder) -> Result:
         "seed": trial.seed,
         "best": _point(best),
         "final": _point(series[-1]),
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "seconds": round(sum(row["seconds"] for row in rows)),
+        "bytes_down": sum(record.spent.bytes_down for record in rounds),
+        "bytes_up": sum(record.spent.bytes_up for record in rounds),
+        "seconds": round(sum(record.seconds for record in rounds)),
         "series": series,
     }
 

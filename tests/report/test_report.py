@@ -10,18 +10,17 @@ import sys
 import numpy as np
 import pytest
 
-from fedtailor.charts.coverage import coverage, never_trained, trained_so_far
 from fedtailor.charts.panel import Panel, ReportedRun, panel, panels_of
 from fedtailor.errors import FedtailorError
 from fedtailor.methods import fedrolex
-from fedtailor.record import Covered, RoundRecord, Spent
+from fedtailor.record import RoundRecord, Spent
 from fedtailor.report import export
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import page
 from fedtailor.report.panels.all_panels import all_panels
 from fedtailor.report.panels.answer import answer
 from fedtailor.report.panels.costs import pareto
-from synthetic_runs import METHODS, TIERS, WIDTH, write_records, write_run, write_runs
+from synthetic_runs import METHODS, TIERS, write_records, write_run, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -90,49 +89,6 @@ def test_fairness_is_the_distance_from_worst_to_best_class(panels):
     scores = [record["score"] for record in records]
     assert len(records) == len(TIERS)
     assert records[0]["gap"] == pytest.approx(max(scores) - min(scores), abs=1e-4)
-
-
-def test_coverage_counts_every_pair_of_units(tmp_path):
-    place = write_run(tmp_path / "one", "heterofl", 0.9, 1, rounds=3)
-    (run,) = read_runs([place])
-    counts = coverage(run)["conv2.weight"]
-    assert counts.shape == (WIDTH, WIDTH)
-    assert counts[0, 0] == 3 * 10  # held by all ten clients of three rounds
-    assert counts[WIDTH - 1, 0] == counts[0, WIDTH - 1] == 3 * 2  # by those of full width
-    assert counts[10, 20] == 3 * 2 * 3  # unit 20 is held by tiers 0.6, 0.8 and 1
-    assert set(never_trained(coverage(run)).values()) == {0.0}
-
-
-def test_the_lockstep_window_leaves_pairs_untouched_and_the_panel_shows_it(tmp_path):
-    """FedRolex at a quarter: half of a square layer's weights are never met, however long it runs."""
-    place = write_run(tmp_path / "one", "fedrolex", 0.9, 1, rounds=WIDTH)
-    records = []
-    for round in range(1, WIDTH + 1):
-        units = sorted((round + unit) % WIDTH for unit in range(WIDTH // 4))
-        text = ",".join(map(str, units))
-        coverage_of_round = [Covered(1, {"channels": {"conv1": text, "conv2": text}})]
-        records.append(RoundRecord(round, coverage=coverage_of_round))
-    write_records(place, records)
-    (run,) = read_runs([place])
-    never = never_trained(coverage(run))["conv2.weight"]
-    assert never == pytest.approx(100 * (1 - (2 * (WIDTH // 4) - 1) / WIDTH))
-    rows = [row for row in trained_so_far(run) if row["layer"] == "conv2.weight"]
-    assert [row["trained"] for row in rows] == sorted(row["trained"] for row in rows)
-    assert rows[-1]["trained"] == pytest.approx(100 - never, abs=0.01)
-    found = {each.key: each for each in all_panels([run])}
-    assert "fedrolex" in found
-    assert "never trained" in found["coverage"].text
-
-
-def test_weights_with_a_tag_are_tensors_of_their_own(tmp_path):
-    place = write_run(tmp_path / "one", "splitmix", 0.9, 1, rounds=1)
-    covered = Covered(4, {"channels": {"conv1": "0-3"}}, ["base0", "base2"])
-    write_records(place, [RoundRecord(1, coverage=[covered])])
-    counts = coverage(read_runs([place])[0])
-    assert set(counts) == {
-        f"{n}@{t}" for n in ("conv1.weight", "conv2.weight", "linear.weight") for t in ("base0", "base2")
-    }
-    assert (counts["conv2.weight@base2"] == 4).all()
 
 
 def test_a_method_adds_its_panel_beside_its_code(tmp_path):

@@ -20,7 +20,7 @@ from fedtailor.report.targets import last_evaluation, mean_over_tiers, spent_unt
 
 ALL = "all"  # the mean over device classes
 AXES = {
-    "rounds": axis("rounds", "rounds"),
+    "rounds": axis("rounds", "rounds", axis={"tickMinStep": 1}),
     "megabytes sent": axis("megabytes", "megabytes sent, down and up"),
     "FLOPs": axis("gigaflops", "gigaFLOPs of all clients"),
 }
