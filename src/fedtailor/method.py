@@ -109,8 +109,7 @@ class Method:
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Train what was prepared, and send back the part of it that the reply names."""
-        held = replace(task, patch=model.spread(task.patch))
-        patch, metrics = sgd.train(self, held, data, model)
+        patch, metrics = sgd.train(self, task, data, model)
         return self.answer(task, model.part(patch, task.reply.cut), len(data), metrics)
 
     def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:

@@ -14,7 +14,6 @@ from fedtailor.report.accounting import (
     course_of,
     matching,
     pareto,
-    target_table,
     to_match,
     to_reach,
 )
@@ -59,19 +58,6 @@ def test_only_runs_that_nobody_beats_twice_are_on_the_front():
         "quiet": Reached(1, 90, 10, 1), "worst": Reached(1, 95, 95, 1),
     }  # fmt: skip
     assert pareto(points) == ["cheap", "even", "quiet"]
-
-
-def test_the_table_goes_by_rising_best_value():
-    table = target_table(
-        {"b": course_of(records_of([0.2, 0.9])), "a": course_of(records_of([0.5, 0.84]))},
-        allowances=(0.05, 0.1),
-    )
-    assert [line["method"] for line in table] == ["a", "b"]
-    assert table[0]["difference"] is None
-    assert table[0]["targets"]["0.85"] is None
-    assert table[0]["targets"]["0.8"]["round"] == 2
-    assert table[1]["against"] == "a"
-    assert table[1]["difference"]["rounds"] == 0
 
 
 def test_matching_over_seeds_is_paired_and_below_zero_where_it_saves():

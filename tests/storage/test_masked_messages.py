@@ -33,16 +33,8 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.checking import check_update
 from fedtailor.server.loop import RoundSettings, run_rounds
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from fedtailor.storage.wire import (
-    DecodeError,
-    Lease,
-    decode,
-    decode_levels,
-    decode_patch,
-    encode,
-    encode_levels,
-    encode_patch,
-)
+from fedtailor.storage.patch_frames import Lease, decode_levels, decode_patch, encode_levels, encode_patch
+from fedtailor.storage.wire import DecodeError, decode, encode
 from helpers import bits, cnn_model, differing, image_data
 
 MODEL = cnn_model()

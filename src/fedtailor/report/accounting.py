@@ -106,32 +106,8 @@ def pareto(points: Mapping[str, Reached]) -> list[str]:
     return front
 
 
-def target_table(
-    courses: Mapping[str, Sequence[Reached]], allowances: Sequence[float]
-) -> list[dict[str, Any]]:
-    """Flado's table: methods by rising best value, each against the one before; and the cost of common targets.
-
-    A target is the best value of all methods less an allowance.
-    """
-    order = sorted(courses, key=lambda name: best(courses[name]).value)
-    top = best(courses[order[-1]]).value
-    table = []
-    for place, name in enumerate(order):
-        reached = {f"{top - a:.4g}": to_reach(courses[name], top - a) for a in allowances}
-        table.append(
-            {
-                "method": name,
-                "best": best(courses[name]).figures(),
-                "against": order[place - 1] if place else None,
-                "difference": to_match(courses[name], courses[order[place - 1]]) if place else None,
-                "targets": {target: each.figures() if each else None for target, each in reached.items()},
-            }
-        )
-    return table
-
-
 def matching(results: Mapping[str, Sequence[Records]], metric: str = "accuracy") -> list[dict[str, Any]]:
-    """The same over seeds, for method -> seed -> records, by the mean over tiers.
+    """Flado's table: methods by rising best value over seeds (method -> seed -> records), by the mean over tiers.
 
     ``more`` is what a method cost beyond the one before it in the table until it matched that one's best, paired in
     the order of seeds; None where a seed never did. Below zero is a saving.

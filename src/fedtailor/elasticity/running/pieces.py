@@ -30,6 +30,7 @@ from fedtailor.elasticity.cutting.patch import (
 from fedtailor.elasticity.cutting.unit_vectors import UnitMap
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.running.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
+from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers
 from fedtailor.elasticity.tracing.copies import named_tensors, weightless
 from fedtailor.elasticity.tracing.rewrite import SizedGraph, plain_graph
 from fedtailor.errors import FedtailorError
@@ -214,7 +215,11 @@ class Pieces:
         small: nn.Module = weightless(self.module) if self.network is None else copy.deepcopy(self.network)
         resize(small, self.groups, patch.cut)
         if isinstance(small, SizedGraph):
+            refuse_skipping(patch.cut)
             small = plain_graph(small, list(self.constants)).train(self.module.training)
+        for path in skipped_layers(self.module, patch.cut):
+            owner, _, leaf = path.rpartition(".")
+            setattr(small.get_submodule(owner), leaf, Skipped())
         parameters = dict(self.module.named_parameters())
         made: dict[str, Tensor] = {}
         for name, value in self.complete(patch.values, patch.cut).items():
@@ -228,7 +233,7 @@ class Pieces:
         return small
 
     def shape(self, name: str, cut: Cut) -> tuple[int, ...]:
-        """The shape of a tensor at a cut; where a mask leaves out single weights, the others lie in one row."""
+        """The shape of a tensor that a cut holds; where a mask leaves out single weights, the others lie in one row."""
         if cut.sparse is not None and name in cut.sparse.levels.maps:
             return (cut.sparse.count(name),)
         kept = (kept_positions(extent, cut, self.groups.counts) for extent in self.groups.extents[name])
@@ -245,6 +250,8 @@ class Pieces:
         table = self.table(cut)
         values = {name: value for name, value in weights.items() if name in table}
         for name, value in self.constants.items():
+            if name in cut.absent:
+                continue
             source = value if device is None else value.to(device)
             values[name] = gather(source, table[name]) if cut.channels else source
         return {
@@ -288,6 +295,7 @@ class Pieces:
                 if outer is None
                 else where_inside(extents, outer, cut, widths)
                 for name, extents in self.groups.extents.items()
+                if name not in cut.absent
             }
             if len(self._tables) > CACHED_INDICES:
                 self._tables.popitem(last=False)

@@ -23,7 +23,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.storage.wire import DecodeError, decode, encode
 
 # The path first: what follows may be found nowhere else.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fedtailor.engines.worker import main; main()"
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fedtailor.engines.workers.worker import main; main()"
 START_SECONDS = 300.0  # importing PyTorch takes one or two on an idle machine
 SILENCE_SECONDS = 300.0  # a worker that shows no life for so long is stopped or stuck
 REAP_SECONDS = 10.0

@@ -179,7 +179,8 @@ class OFAFL(Method):
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Masks as factors: dense tensors that are 0 outside a mask are trained, no kernel gains from single zeros."""
-        return replace(task, prepared={"masks": _masks(self.networks(task.reply.cut), model)})
+        masks = _masks(self.networks(task.reply.cut), model)
+        return replace(task, patch=model.spread(task.patch), prepared={"masks": masks})
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
         """The client's own network and all smaller ones; the loss is their mean."""
