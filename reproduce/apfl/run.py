@@ -109,7 +109,7 @@ def _client(run: Run, number: int, one: Patch | None) -> Result:
         }
         | tracked,
         "ratios": [
-            round(own.cut.width(group, groups.counts[group]) / groups.counts[group], 4)
+            round(own.cut.count(group, groups.counts[group]) / groups.counts[group], 4)
             for group in groups.elastic
         ],
     }
