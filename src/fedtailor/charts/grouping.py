@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedtailor.charts.panel import ReportedRun
-from fedtailor.record import RoundRecord
+from fedtailor.record import RoundRecord, headline
 
 Runs = Sequence[ReportedRun]
 
@@ -37,6 +37,12 @@ def evaluated(run: ReportedRun) -> Sequence[RoundRecord]:
     """The rounds up to the last evaluation: an unfinished run is judged by what it has shown so far."""
     last = max(place for place, record in enumerate(run.records) if record.tiers)
     return run.records[: last + 1]
+
+
+def judged_by(runs: Runs) -> str | None:
+    """The metric that all runs of a report are judged by; None where nothing was evaluated."""
+    found = (record.tiers for run in runs for record in run.records if record.tiers)
+    return next(map(headline, found), None)
 
 
 def percent(metric: str) -> float:

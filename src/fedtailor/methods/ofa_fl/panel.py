@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtailor.charts.grouping import named, percent, round_to
+from fedtailor.charts.grouping import judged_by, named, percent, round_to
 from fedtailor.charts.panel import Chart, Panel, ReportedRun, axis, lines, panel
-from fedtailor.record import headline
 
 
 @panel("ofa-fl")
 def drop_and_recovery(runs: Sequence[ReportedRun]) -> Panel | None:
     """The paper's figure 4: accuracy falls at every pruning event and comes back."""
-    evaluated = next((record.tiers for run in runs for record in run.records if record.tiers), None)
-    if evaluated is None:
+    metric = judged_by(runs)
+    if metric is None:
         return None
-    metric = headline(evaluated)
     rows = [
         {
             "method": run.variant,
