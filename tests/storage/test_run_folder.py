@@ -27,7 +27,7 @@ from fedtailor.run.interface import resume, run_config
 from fedtailor.server.setup import RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage import files as storage
-from fedtailor.storage import fingerprint
+from fedtailor.storage import fingerprint, new_folder
 from fedtailor.storage.files import Lock, in_use
 from fedtailor.storage.generations import place_of, saved_rounds
 from fedtailor.storage.journal import CheckpointSettings, Journal
