@@ -8,7 +8,7 @@ import pytest
 
 import fedtailor
 from fedtailor.charts.panel import Panel, ReportedRun, panels_of
-from fedtailor.methods.apfl.fedcs import UNITS
+from fedtailor.methods.apfl.architectures import UNITS
 from fedtailor.methods.apfl.panel import mean_distance
 from fedtailor.methods.registry import get_method
 from fedtailor.report.folders import read_runs
