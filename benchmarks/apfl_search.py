@@ -1,6 +1,6 @@
 """How long one client's channel search takes: MobileNetV2-0.25x, 128 examples, R = 0.2, down to half the width.
 
-    OMP_NUM_THREADS=1 python benchmarks/apfl_search.py [docs/evidence/12/search.json]
+    OMP_NUM_THREADS=1 python benchmarks/apfl_search.py [--record]
 
 Time is processor time of one thread, so that other work on the machine does not count, in a process that keeps its
 memory as workers do. Weights and images are random: a search takes as long on any.
@@ -8,12 +8,12 @@ memory as workers do. Weights and images are random: a search takes as long on a
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
+import results
 import torch
 
 from fedtailor.data.batches import Examples
@@ -31,7 +31,12 @@ EXAMPLES, SHRINK, WIDTH = 128, 0.2, 0.25
 
 
 def main() -> None:
-    """Measure once and write what was measured."""
+    """Measure once."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    results.add_option(parser)
+    options = parser.parse_args()
     if not os.environ.keys() >= KEEP_MEMORY.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
     torch.set_num_threads(1)
@@ -47,7 +52,6 @@ def main() -> None:
     update = method.perform(task, data, model)
     seconds = time.process_time() - processor
     result = {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/apfl_search.py",
         "model": f"mobilenetv2, width {WIDTH}, 32 x 32 pixels",
         "groups": len(model.groups.elastic),
         "examples": EXAMPLES,
@@ -59,12 +63,7 @@ def main() -> None:
         "wall_seconds": round(time.monotonic() - wall, 1),
         "seconds_of_one_full_pass": round(_one_pass(model, patch, data), 4),
     }
-    text = json.dumps(result, indent=1) + "\n"
-    if len(sys.argv) > 1:
-        target = Path(sys.argv[1])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    print(text, end="")
+    results.report("search", result, options)
 
 
 def _one_pass(model, patch, data) -> float:  # type: ignore[no-untyped-def]

@@ -1,6 +1,6 @@
 """What saving a round of a ResNet-18 run costs, against writing and syncing the same bytes.
 
-    python benchmarks/checkpoint.py --repeats 40 --folder runs --output docs/evidence/6/checkpoint.json
+    python benchmarks/checkpoint.py --repeats 40 [--record "busy machine"]
 
 One repetition saves a round the way a run does (metrics row, event, state, checksum, syncs, rename, the oldest
 generation given up) and, right before or right after it, writes a new file of the same size with one write and two
@@ -12,9 +12,7 @@ the machine instead of its load.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import tempfile
@@ -23,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import results
 import torch
 
 from fedtailor.elasticity.front_door import elastic
@@ -101,7 +100,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--model", default="preresnet18")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="on the disk that is measured")
-    parser.add_argument("--output", type=Path)
+    results.add_option(parser)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".checkpoint-", dir=arguments.folder))
@@ -110,15 +109,8 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     cores, first = len(os.sched_getaffinity(0)), os.sched_getscheduler(0) == os.SCHED_FIFO
-    figures["machine"] = f"{platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f}"
-    figures["others_wait"] = first
     prefix = ("taskset -c 0 " if cores == 1 else "") + ("chrt -f 5 " if first else "")
-    figures["command"] = f"{prefix}python benchmarks/checkpoint.py --repeats {arguments.repeats}"
-    text = json.dumps(figures, indent=2)
-    print(text)
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    results.report("saving", figures, arguments, prefix)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long do tracing and cutting take? And how much of the networks can shrink?
 
-    python benchmarks/cutting.py --output docs/evidence/3
+    python benchmarks/cutting.py [--record]
 
 Tracing is timed in fresh processes, self-check included. A warm cut of ResNet-18 is compared with cloning the same
 tensors one by one: each kind of cut alternates with the clone (and with nothing else, because a third work between them
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
+
+import results
 
 TRACED = "resnet50"
 CUT = "resnet18"
@@ -34,27 +33,17 @@ SHARES = ("resnet18", "resnet50", "mobilenetv2", "char-lstm", "vit", "transforme
 def main() -> int:
     """Measure everything, or trace once in this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--output", type=Path, help="folder for the results as JSON")
     parser.add_argument("--repeats", type=int, default=5, help="processes that trace (default: 5)")
     parser.add_argument("--rounds", type=int, default=100, help="rounds of cutting (default: 100)")
     parser.add_argument("--trace", action="store_true", help="trace once in this process")
+    results.add_option(parser)
     options = parser.parse_args()
     if options.trace:
         print(json.dumps(traced_once()))
         return 0
-    results = {
-        "tracing": tracing(options.repeats),
-        "cutting": cutting(options.rounds),
-        "shares": shares(),
-    }
-    for name, result in results.items():
-        result |= {"command": f"python benchmarks/cutting.py --output {options.output}", "machine": machine()}
-        print(json.dumps(result, indent=2))
-        if options.output is not None:
-            options.output.mkdir(parents=True, exist_ok=True)
-            (options.output / f"{name}.json").write_text(
-                json.dumps(result, indent=2) + "\n", encoding="utf-8"
-            )
+    results.report("tracing", tracing(options.repeats), options)
+    results.report("cutting", cutting(options.rounds), options)
+    results.report("shares", shares(), options)
     return 0
 
 
@@ -177,11 +166,6 @@ def shares() -> dict[str, Any]:
         found[name] = round(elastic_share(elastic(module, (inputs, torch.tensor([0, 1])))), 4)
     least = LIMITS["elastic_share"]
     return {"limit": least, "elastic_share": found, "within": all(share >= least for share in found.values())}
-
-
-def machine() -> str:
-    """What the figures were measured on."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, one thread"
 
 
 if __name__ == "__main__":

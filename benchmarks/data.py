@@ -1,19 +1,16 @@
-"""Measure what the data layer promises, and write each figure as JSON with the command that made it.
+"""Measure what the data layer promises.
 
     python benchmarks/data.py statistics            # means and deviations of the sets that are here
     python benchmarks/data.py dirichlet             # 1,000 clients, alpha 0.01, 60,000 examples
     python benchmarks/data.py augmentation          # a batch of 32 against a training step, interleaved
     python benchmarks/data.py million               # a million clients over CIFAR-sized data
 
-Run with OMP_NUM_THREADS=1, as clients train. Files are looked for in FEDTAILOR_DATA.
+Run with OMP_NUM_THREADS=1, as clients train. Files are looked for in FEDTAILOR_DATA. --record writes the figures down.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results
 import torch
 from torch import nn
 
@@ -213,7 +211,7 @@ MEASURES = {
 
 
 def main() -> None:
-    """Run one measurement and write its JSON."""
+    """Run one measurement."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -221,27 +219,9 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="*", help="statistics: which sets (default: all)")
     parser.add_argument("--repeats", type=int, default=30, help="how often a time is taken")
     parser.add_argument("--examples", type=int, default=20, help="million: examples per client")
-    parser.add_argument("--output", type=Path, help="file to write (default: print only)")
+    results.add_option(parser)
     arguments = parser.parse_args()
-    figures = MEASURES[arguments.measure](arguments)
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    report = {
-        "command": f"OMP_NUM_THREADS={threads} FEDTAILOR_DATA=DIR python benchmarks/data.py {arguments.measure}",
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "cores": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-        },
-        "figures": figures,
-    }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.output is not None:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n")
+    results.report(arguments.measure, MEASURES[arguments.measure](arguments), arguments)
 
 
 if __name__ == "__main__":

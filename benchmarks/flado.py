@@ -1,6 +1,6 @@
 """What Flado's parts cost: the transform, sparse steps against dense ones, and the alignment of a round.
 
-    python benchmarks/flado.py [transform|steps|alignment ...]      writes docs/evidence/10/cost-*.json
+    python benchmarks/flado.py [transform|steps|alignment ...] [--record]
 
 Transform: 11 million numbers, processor seconds of one thread, and the growth of the resident set in a fresh process.
 Steps: a client holds the whole network; each step draws, gathers, runs forward and backward, and writes back. Dense and
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import results
 import torch
 
 from fedtailor.client.sgd import LocalSteps, LocalTraining
@@ -33,7 +33,6 @@ from fedtailor.methods.flado.sketch import Transform
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
 
-EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "10"
 NUMBERS = 11_000_000
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 LOCAL = LocalTraining(lr=0.01, batch_size=32)
@@ -157,7 +156,7 @@ def measure_alignment(name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure what was named, or all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,12 +164,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="part", help=", ".join(parts))
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
+    results.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.memory:
         print(transform_memory())
         return
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
     for part in options.parts or parts:
         if part == "transform":
             result: Any = measure_transform()
@@ -178,10 +177,7 @@ def main() -> None:
             result = [measure_steps(name, options.repeats) for name in ("lenet5", "vgg9", "resnet18")]
         else:
             result = measure_alignment("lenet5")
-        print(json.dumps(result), flush=True)
-        command = f"python benchmarks/flado.py {part}"
-        text = json.dumps({"command": command, "torch": torch.__version__, part: result}, indent=1)
-        (EVIDENCE / f"cost-{part}.json").write_text(text + "\n", encoding="utf-8")
+        results.report(part, result, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Is the estimate of training memory right? Compare it with the growth of resident memory in fresh processes.
 
-    python benchmarks/memory.py --output docs/evidence/5/memory.json
+    python benchmarks/memory.py [--record]
 
 Every case runs in a process of its own, as a client would: it holds the module and its data, receives a piece of the
 model, and trains it with the library's own local loop. Growth is the peak of resident memory minus what was resident
@@ -16,12 +16,13 @@ import ctypes
 import gc
 import json
 import os
-import platform
 import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+import results
 
 MODELS: dict[str, tuple[tuple[int, ...], int]] = {  # name -> shape of an input, classes
     "cnn": ((3, 32, 32), 10),
@@ -38,7 +39,7 @@ ALLOCATORS = {"blocks returned": {"MALLOC_MMAP_THRESHOLD_": "65536"}, "glibc def
 def main() -> int:
     """Run all cases, or one of them in this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--output", type=Path, help="write the results here as JSON")
+    results.add_option(parser)
     parser.add_argument(
         "--case", nargs=2, metavar=("MODEL", "WIDTH"), help="measure one case in this process"
     )
@@ -47,21 +48,14 @@ def main() -> int:
         print(json.dumps(measured(*options.case)))
         return 0
     cases = [compared(model, width) for model in MODELS for width in WIDTHS]
-    import torch
-
     result = {
-        "command": "python benchmarks/memory.py --output docs/evidence/5/memory.json",
         "batch_size": BATCH_SIZE,
         "momentum": MOMENTUM,
         "tolerance": TOLERANCE,
         "within": all(case["within"] for case in cases),
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, one thread",
         "cases": cases,
     }
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=2) + "\n")
+    results.report("training", result, options)
     return 0 if result["within"] else 1
 
 

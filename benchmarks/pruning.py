@@ -1,6 +1,6 @@
 """How long an event of OFA-FL takes on 11 million weights, and what the map of all densities takes.
 
-    python benchmarks/pruning.py        writes docs/evidence/11/pruning.json
+    python benchmarks/pruning.py [--record]
 
 Seconds are processor time of one thread: pruning to the next density by magnitude over all layers, and masking the
 weights again.
@@ -8,10 +8,11 @@ weights again.
 
 from __future__ import annotations
 
+import argparse
 import time
 from fractions import Fraction
 
-import records
+import results
 import torch
 
 from fedtailor.methods.ofa_fl.pruning import prune, unpruned
@@ -22,6 +23,9 @@ RATIOS = [Fraction(fifths, 5) for fifths in (4, 3, 2, 1)]
 
 def main() -> None:
     """Measure one event after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    results.add_option(parser)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     weights = {str(layer): torch.randn(SHAPE, generator=generator) for layer in range(LAYERS)}
@@ -40,13 +44,11 @@ def main() -> None:
             }
         )
     result = {
-        "command": "python benchmarks/pruning.py",
         "weights": sum(value.numel() for value in weights.values()),
         "bytes_of_all_masks": levels.nbytes,
         "events": events,
     }
-    records.write(records.EVIDENCE / "11" / "pruning.json", result)
-    print(result)
+    results.report("events", result, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a local step at width p costs, against a plain PyTorch step of a network of that width; and a client's memory.
 
-    python benchmarks/step_cost.py [--output docs/evidence/8/step-cost.json]
+    python benchmarks/step_cost.py [--record]
 
 The client holds the whole ResNet-18 (CIFAR form) and takes FjORD's steps at one width: copying the weights together,
 forward, backward, SGD, writing back, statistics of the width included. The plain step runs the extracted small module
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import subprocess
 import sys
 import time
@@ -142,12 +141,14 @@ def _status(field: str) -> int:
 
 def main() -> None:
     """Measure, print, and write if asked to."""
+    import results  # here, because a test loads this file by its path, and the folder is not on that of Python
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=24)
-    parser.add_argument("--output", type=Path)
+    results.add_option(parser)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -157,13 +158,10 @@ def main() -> None:
     result = {
         "network": "resnet18",
         "batch_size": options.batch_size,
-        "torch": torch.__version__,
         "time": measure_time(["1/5", "2/5", "3/5"], options.batch_size, options.repeats),
         "memory": measure_memory(["1/5", "2/5", "3/5", "4/5", "1"], options.batch_size),
     }
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    results.report("resnet18", result, options)
 
 
 if __name__ == "__main__":

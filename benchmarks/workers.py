@@ -1,22 +1,20 @@
-"""Measure the worker pool, and write each figure as JSON with the command that made it.
+"""Measure the worker pool.
 
     python benchmarks/workers.py speed               # rounds per second of 0, 1 and 2 workers, interleaved
     python benchmarks/workers.py memory              # growth of memory, descriptors, threads over 1,000 rounds
     python benchmarks/workers.py handover            # what giving a ResNet-18 to a worker and taking it back costs
 
-Run with OMP_NUM_THREADS=1, as clients train. Fashion-MNIST is looked for in FEDTAILOR_DATA.
+Run with OMP_NUM_THREADS=1, as clients train. Fashion-MNIST is looked for in FEDTAILOR_DATA. --record writes the figures
+down.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import platform
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import results
 import torch
 
 from fedtailor.data import DataSettings, Examples, FederatedData, federate, load_dataset
@@ -189,7 +188,6 @@ def measure_memory(arguments: argparse.Namespace) -> dict[str, Any]:
             first["descriptors_and_threads"], samples[-1]["descriptors_and_threads"],
         ],
         "peak_of_the_parent_in_mebibytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "samples": samples,
     }  # fmt: skip
 
 
@@ -234,7 +232,7 @@ MEASURES = {"speed": measure_speed, "memory": measure_memory, "handover": measur
 
 
 def main() -> None:
-    """Measure what was named and print it, or write it to a file."""
+    """Measure what was named."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -245,20 +243,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--fleet", default="equal")
-    parser.add_argument("--output", type=Path)
+    results.add_option(parser)
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (1000 if arguments.measure == "memory" else 3)
     torch.set_num_threads(1)
-    figures = {
-        "command": " ".join(["python", "benchmarks/workers.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        **MEASURES[arguments.measure](arguments),
-    }
-    text = json.dumps(figures, indent=2)
-    if arguments.output is not None:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    results.report(arguments.measure, MEASURES[arguments.measure](arguments), arguments)
 
 
 if __name__ == "__main__":

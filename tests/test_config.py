@@ -147,11 +147,12 @@ def test_width_is_exact_in_the_method():
 
 def test_shipped_configs_are_valid():
     """Every config of the repository loads, and its first line is the command that runs it."""
-    folder = Path(__file__).parent.parent / "configs"
-    files = sorted(folder.glob("*.toml"))
-    assert folder / "demo.toml" in files
+    root = Path(__file__).parent.parent
+    files = sorted([*root.glob("configs/*.toml"), *root.glob("reproduce/*/*.toml")])
+    assert root / "configs" / "demo.toml" in files
+    assert len({file.parent for file in files}) >= 6  # the demo, and a folder for each paper
     for file in files:
         first = file.read_text().splitlines()[0]
         assert first.startswith("# fedtailor "), file
-        assert f"configs/{file.name}" in first, file
+        assert file.relative_to(root).as_posix() in first, file
         load_config(file)

@@ -38,8 +38,8 @@ SHORT = {"np": "numpy", "pd": "pandas"}
 
 # Bytes that are no input: written by this process for its own child, through memory that nobody else can open.
 ALLOWED = {
-    "engines/luggage.py: pickle",
-    "engines/worker_process.py: subprocess.Popen",
+    "engines/workers/luggage.py: pickle",
+    "engines/workers/process.py: subprocess.Popen",
     "sweep/pool.py: subprocess.Popen",  # this program itself
 }
 

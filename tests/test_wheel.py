@@ -23,7 +23,7 @@ def test_wheel_runs_from_a_clean_environment(tmp_path: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert "fedtailor/py.typed" in names
     assert "fedtailor/cli/template.toml" in names
-    assert "fedtailor/methods/cards/heterofl.md" in names
+    assert "fedtailor/methods/heterofl.md" in names
     assert not [name for name in names if name.startswith("tests")]
 
     environment = tmp_path / "environment"

@@ -109,8 +109,7 @@ class Method:
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Train what was prepared, and send back the part of it that the reply names."""
-        held = replace(task, patch=model.spread(task.patch))
-        patch, metrics = sgd.train(self, held, data, model)
+        patch, metrics = sgd.train(self, task, data, model)
         return self.answer(task, model.part(patch, task.reply.cut), len(data), metrics)
 
     def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
@@ -159,6 +158,13 @@ class Method:
         """What one local step costs for one example; a backward pass counts as two forward passes."""
         cost = model.cost(task.patch.cut)
         return replace(cost, macs=3 * cost.macs)
+
+    def work_by_steps(self, task: Task, model: ElasticModel) -> Cost:
+        """``work`` for methods whose steps differ: their mean, which the server knows because draws are derived."""
+        steps = self.local.steps_for(task.client.num_examples)
+        passes = [model.cost(cut).macs for step in range(steps) for cut in self.step_cuts(task, step, model)]
+        held = model.cost(task.patch.cut)
+        return Cost(held.params, 3 * sum(passes) // steps, held.bytes)
 
     def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
         """What a device of this budget is given, without retraining."""

@@ -117,14 +117,13 @@ def test_everything_is_drawn_offline_and_fits(browser, report, width, scheme):
         assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 27)")
 
 
-def test_it_is_small_and_opens_fast(browser, report, evidence):
+def test_it_is_small_and_opens_fast(browser, report):
     _, file = report
     times = []
     for _ in range(3):  # the best of three: another program may have been busy
         with Looking(browser, file.as_uri()) as looking:
             times.append(looking.seconds)
     size = file.stat().st_size
-    evidence("report-size", {"bytes": size, "seconds": times})
     assert size < LARGEST_BYTES
     assert min(times) < LONGEST_SECONDS
 

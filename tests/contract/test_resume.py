@@ -296,8 +296,7 @@ def test_kill_9_at_random_moments(tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_9_at_fifty_random_moments(tmp_path, evidence):
+def test_kill_9_at_fifty_random_moments(tmp_path):
     figures = kill_and_resume(50, tmp_path, 2, Command)
-    evidence("kill-9", figures)
     assert figures["identical"] == 50
     assert len(set(figures["rounds_done_when_killed"])) > 10

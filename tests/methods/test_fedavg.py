@@ -129,11 +129,11 @@ def test_running_statistics_are_averaged_with_the_weights():
 
 def test_a_small_width_is_the_same_for_every_budget():
     method, model = FedAvg(width="1/2"), cnn_model(4, 6)
-    cuts = {method.cut_for(Budget(width=width), model) for width in ("1/16", "1/2", 1)}
+    cuts = {method.cut_for(method.init(model), Budget(width=width), model) for width in ("1/16", "1/2", 1)}
     (cut,) = cuts
     assert sorted(len(units) for units in cut.channels.values()) == [2, 3]
     assert (
-        method.cut_for(Budget(macs=100), model) == cut
+        method.cut_for(method.init(model), Budget(macs=100), model) == cut
     )  # even where it does not fit: FedAvg has no sub-models
 
 
@@ -144,7 +144,7 @@ def test_a_small_width_never_touches_the_rest():
         image_data(),
     )
     merged = run(method, model, data, "uniform-2", rounds=2).state.weights
-    cut = method.cut_for(Budget(width=1), model)
+    cut = method.cut_for(method.init(model), Budget(width=1), model)
     moved = 0
     for name, value in model.weights().items():
         outside = ~held_mask(model, cut, name)
@@ -159,7 +159,7 @@ def test_a_small_width_trains_as_a_small_network_does():
 
     wide, data = mlp_model(8), vector_data()
     method = FedAvg(LocalTraining(momentum=0.9, batch_size=4), width="3/8")
-    cut = method.cut_for(Budget(width=1), wide)
+    cut = method.cut_for(method.init(wide), Budget(width=1), wide)
     small = elastic(wide.extract(wide.weights(), cut), wide.example)
     merged = run(method, wide, data, rounds=2).state.weights
     alone = run(FedAvg(LocalTraining(momentum=0.9, batch_size=4)), small, data, rounds=2).state.weights
@@ -192,7 +192,7 @@ def test_settings_of_every_method(settings, message):
 
 def test_align_rounds_widths_up_to_a_multiple():
     method, model = FedAvg(width="1/4", align=2), cnn_model(4, 6)
-    cut = method.cut_for(Budget(width=1), model)
+    cut = method.cut_for(method.init(model), Budget(width=1), model)
     assert sorted(len(units) for units in cut.channels.values()) == [2, 2]
 
 
@@ -252,7 +252,7 @@ def test_names_that_nobody_could_type_on_a_command_line(name):
 def test_a_new_method_is_found_by_its_name(monkeypatch):
     import fedtailor.methods
 
-    monkeypatch.setattr(fedtailor.methods, "_METHODS", dict(fedtailor.methods._METHODS))
+    monkeypatch.setattr(fedtailor.methods.registry, "_METHODS", dict(fedtailor.methods.registry._METHODS))
 
     @register("fed-prox2")
     @dataclass(frozen=True)

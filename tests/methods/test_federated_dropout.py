@@ -131,7 +131,7 @@ def test_efd_global_width_is_the_papers_model_f_p():
     small = select(method, model, client(width=0.2))
     assert [len(units) for units in small.channels.values()] == [2, 4]  # 0.2 / 0.6 of 6 and of 12 units
     assert whole.holds(small)
-    assert method.cut_for(Budget(width=0.2), model) == whole
+    assert method.cut_for(method.init(model), Budget(width=0.2), model) == whole
     # the smallest model needs no dropout from anyone
     smallest = EFD(global_width=0.2)
     for width in (0.2, 0.4, 1):

@@ -100,7 +100,7 @@ def test_a_width_budget_allows_what_its_prefix_costs():
 def test_an_infeasible_budget_names_the_smallest_feasible_share():
     """What cannot shrink costs something: here the classifier's bias."""
     with pytest.raises(FedtailorError, match="smallest feasible share"):
-        uniform_probability(mlp_model(), Budget(macs=4))
+        uniform_probability(mlp_model().costs, Budget(macs=4))
 
 
 def test_every_step_draws_anew_and_never_an_empty_group():

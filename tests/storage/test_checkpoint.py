@@ -203,7 +203,7 @@ def test_rows_after_the_generation_are_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["whole writes", "half writes"])
-def test_every_crash_point_of_a_commit_leaves_the_old_or_the_new_round(folder, tmp_path, half, evidence):
+def test_every_crash_point_of_a_commit_leaves_the_old_or_the_new_round(folder, tmp_path, half):
     """SIGKILL right before each call that changes the disk, from opening the folder to removing what is not kept."""
     reference = tmp_path / "reference"
     shutil.copytree(folder, reference)
@@ -222,10 +222,6 @@ def test_every_crash_point_of_a_commit_leaves_the_old_or_the_new_round(folder, t
     assert points >= 15
     assert seen[3] > 0
     assert seen[4] > 0
-    evidence(
-        f"crash-points-{'half' if half else 'whole'}-writes",
-        {"points": points, "old": seen[3], "new": seen[4], "third": 0},
-    )
 
 
 def test_every_crash_point_of_a_new_run_leaves_no_folder_or_a_whole_one(tmp_path):
@@ -260,7 +256,7 @@ STRACED = """
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_every_crash_point_under_strace(tmp_path, evidence):
+def test_every_crash_point_under_strace(tmp_path):
     """The same without any help of Python: the kernel kills the process at its k-th call on the folder's files."""
     start = tmp_path / "start"
     start.mkdir()
@@ -309,13 +305,9 @@ def test_every_crash_point_under_strace(tmp_path, evidence):
     rounds = [round for each in outcomes.values() for round in each]
     assert set(rounds) == {3, 4}
     assert len(rounds) >= 8
-    evidence(
-        "crash-points-strace",
-        {"points": len(rounds), "old": rounds.count(3), "new": rounds.count(4), "by_call": outcomes},
-    )
 
 
-def test_every_power_cut_leaves_the_old_or_the_new_round(folder, tmp_path, evidence):
+def test_every_power_cut_leaves_the_old_or_the_new_round(folder, tmp_path):
     """Only what was synced is sure: names and contents that were not may be old, new or in between."""
     start = shutil.copytree(folder, tmp_path / "start")
     disk = Disk(folder)
@@ -336,7 +328,6 @@ def test_every_power_cut_leaves_the_old_or_the_new_round(folder, tmp_path, evide
         shutil.rmtree(copy)
     assert seen[3] > 20
     assert seen[4] > 5
-    evidence("power-cuts", {"states": seen[3] + seen[4], "old": seen[3], "new": seen[4], "third": 0})
 
 
 # Damage
@@ -348,7 +339,7 @@ def damaged(path: Path, change: Callable[[bytearray], None]) -> None:
     path.write_bytes(data)
 
 
-def test_five_thousand_bit_flips_and_all_truncations_are_found(folder, evidence):
+def test_five_thousand_bit_flips_and_all_truncations_are_found(folder):
     checkpoints = folder / "checkpoints"
     place = generations.place_of(checkpoints, 3)
     good = place.read_bytes()
@@ -366,8 +357,6 @@ def test_five_thousand_bit_flips_and_all_truncations_are_found(folder, evidence)
         assert place.name in found.refused[0]
     place.write_bytes(good)
     assert generations.newest(checkpoints).generation.round == 3
-    figures = {"bytes": len(good), "bit_flips": 5000, "truncations": len(good), "found": len(changes)}
-    evidence("corruption", figures)
 
 
 def test_a_damaged_generation_is_said_and_the_run_goes_on_from_the_one_before(folder):

@@ -34,16 +34,8 @@ from fedtailor.server.checking import check_update
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from fedtailor.storage.wire import (
-    DecodeError,
-    Lease,
-    decode,
-    decode_levels,
-    decode_patch,
-    encode,
-    encode_levels,
-    encode_patch,
-)
+from fedtailor.storage.patch_frames import Lease, decode_levels, decode_patch, encode_levels, encode_patch
+from fedtailor.storage.wire import DecodeError, decode, encode
 from helpers import bits, cnn_model, differing, image_data, setup_of
 
 MODEL = cnn_model()

@@ -27,7 +27,7 @@ from fedtailor.run.interface import resume, run_config
 from fedtailor.server.setup import RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage import files as storage
-from fedtailor.storage import fingerprint, journal
+from fedtailor.storage import fingerprint, new_folder
 from fedtailor.storage.files import Lock, in_use
 from fedtailor.storage.generations import place_of, saved_rounds
 from fedtailor.storage.journal import CheckpointSettings, Journal
@@ -344,7 +344,7 @@ def processor_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_a_second_run_exits_at_once_and_changes_nothing(interrupted, tmp_path, evidence):
+def test_a_second_run_exits_at_once_and_changes_nothing(interrupted, tmp_path):
     file = tmp_path / "small.toml"
     file.write_text(
         (interrupted / "config.toml").read_text().replace('name = "small"', f'name = "{interrupted.name}"')
@@ -364,19 +364,17 @@ def test_a_second_run_exits_at_once_and_changes_nothing(interrupted, tmp_path, e
             str(interrupted.parent),
         ],
     }
-    figures: dict[str, Any] = {}
-    for name, words in commands.items():
+    for words in commands.values():
         seconds = []
         for _ in range(3):  # the machine may be busy with other tests
-            begin, used = time.perf_counter(), processor_seconds()
+            used = processor_seconds()
             done = subprocess.run(
                 [sys.executable, "-m", "fedtailor", *words], capture_output=True, text=True, check=False
             )
-            seconds.append((processor_seconds() - used, time.perf_counter() - begin))
+            seconds.append(processor_seconds() - used)
             assert done.returncode == 75, done.stderr
             assert "in use" in done.stderr
-        used, taken = min(seconds)
-        figures[name] = {"exit_code": 75, "processor_seconds": round(used, 2), "seconds": round(taken, 2)}
+        used = min(seconds)
         assert used < 1  # of a processor: how long that takes depends on who else wants it
     assert contents(interrupted) == before
     assert times == {path: path.stat().st_mtime_ns for path in interrupted.rglob("*")}
@@ -386,7 +384,6 @@ def test_a_second_run_exits_at_once_and_changes_nothing(interrupted, tmp_path, e
         run_config(config(), interrupted)
     lock.release()
     assert resume(interrupted).state.round == 4
-    evidence("two-runs", figures)
 
 
 def test_the_message_says_who_holds_the_folder(interrupted):
@@ -623,7 +620,7 @@ umount small
 
 
 @pytest.mark.slow
-def test_a_full_disk_loses_nothing(tmp_path, evidence):
+def test_a_full_disk_loses_nothing(tmp_path):
     """A tmpfs of 4 MiB holds two generations of 1.5 MB and not a third."""
     table = {**TABLE, "model": {"name": "cnn", "channels": [64, 128, 256]}}
     expected = tmp_path / "expected"
@@ -644,10 +641,6 @@ def test_a_full_disk_loses_nothing(tmp_path, evidence):
     assert (tmp_path / "resumed.code").read_text().strip() == "0", (tmp_path / "resumed.txt").read_text()
     for name in ("metrics.jsonl", "weights.safetensors"):
         assert (tmp_path / "result" / name).read_bytes() == (expected / name).read_bytes()
-    evidence(
-        "disk-full",
-        {"tmpfs_mebibytes": 4, "exit_code": 74, "message": message.strip(), "resumed": "identical"},
-    )
 
 
 # Early stopping
@@ -734,7 +727,7 @@ def test_a_run_stops_early_and_its_resumption_too(tmp_path):
     whole = trained(stopping=stopping, folder=tmp_path / "whole")
     assert whole.state.round < 12
     assert whole.best_round == whole.state.round - 2
-    assert "tiers" in whole.history[-1]
+    assert whole.history[-1].tiers
     for round in (whole.best_round, whole.state.round - 1):
         path = tmp_path / f"cut{round}"
         with pytest.raises(CutError):

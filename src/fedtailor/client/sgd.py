@@ -77,6 +77,10 @@ class LocalTraining:
         """How many steps a client with so many examples takes."""
         return self.steps if self.steps is not None else self.epochs * -(-examples // self.batch_size)
 
+    def examples_for(self, examples: int) -> int:
+        """How many examples a client with so many trains on, counted as often as it sees them."""
+        return self.epochs * examples if self.steps is None else self.steps * self.batch_size
+
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
         if self.schedule == "exponential":

@@ -1,1 +1,1 @@
-"""How a model is cut: from an unmodified ``nn.Module`` to pieces of any size, and back. ``front_door`` is the way in."""
+"""How a model is cut: from an unmodified ``nn.Module`` to pieces of any size, and back. Enter by ``front_door``."""

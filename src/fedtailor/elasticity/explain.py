@@ -82,7 +82,7 @@ def _shared(groups: ChannelGroups) -> str:
 
 def _pieces(model: Pieces) -> str:
     lines = [f"pieces are of class {type(model.module).__name__}"] if model.own_class else []
-    return "\n".join([*lines, *model.notes])
+    return "\n".join([*lines, *model.remarks])
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

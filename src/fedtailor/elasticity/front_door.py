@@ -140,31 +140,31 @@ def _candidates(
     module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes, traced: Traced
 ) -> Iterator[tuple[ElasticModel, Traced]]:
     groups = _constrained(traced.groups, wishes)
-    yield ElasticModel(module, groups, example, objective, notes=_notes(traced)), traced
+    yield ElasticModel(module, groups, example, objective, remarks=_remarks(traced)), traced
     if not traced.obstacle:
         sizes = tuple(Size("", name, extent) for name, extent in traced.extents().items())
         network = weightless(stand_in(traced.evaluation.network, module))
-        notes = _notes(traced, graph=True)
+        remarks = _remarks(traced, graph=True)
         groups = replace(groups, sizes=groups.sizes + sizes)
-        yield ElasticModel(module, groups, example, objective, network=network, notes=notes), traced
+        yield ElasticModel(module, groups, example, objective, network=network, remarks=remarks), traced
     if traced.literals:
         whole = traced.without_literals()
         groups = _constrained(whole.groups, wishes)
-        yield ElasticModel(module, groups, example, objective, notes=_notes(whole)), whole
+        yield ElasticModel(module, groups, example, objective, remarks=_remarks(whole)), whole
 
 
-def _notes(traced: Traced, graph: bool = False) -> list[str]:
+def _remarks(traced: Traced, graph: bool = False) -> list[str]:
     """What a person should know about how the module was traced."""
-    notes = []
+    remarks = []
     if traced.exported:
-        notes.append(f"traced with torch.export: {traced.obstacle}")
+        remarks.append(f"traced with torch.export: {traced.obstacle}")
     if graph:
         places = f": {'; '.join(traced.literals)}" if traced.literals else ""
-        notes.append(
+        remarks.append(
             "pieces run the traced graph of forward instead of the module's own class, because forward is written for "
             f"one size{places}"
         )
-    return notes
+    return remarks
 
 
 def _constrained(groups: ChannelGroups, wishes: Wishes) -> ChannelGroups:

@@ -32,9 +32,9 @@ class ElasticModel(Pieces):
         objective: Objective | None = None,
         *,
         network: SizedGraph | None = None,
-        notes: Sequence[str] = (),
+        remarks: Sequence[str] = (),
     ) -> None:
-        super().__init__(module, groups, example, objective, network=network, notes=notes)
+        super().__init__(module, groups, example, objective, network=network, remarks=remarks)
         self.costs = ModelCosts(self)
 
     def cost(self, cut: Cut, workload: Workload | None = None) -> Cost:

@@ -13,7 +13,7 @@ from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.fleet import Fleet, Tier
 
-LEVELS = {
+HETEROFL_WIDTHS = {
     level: Fraction(1, 2**power) for power, level in enumerate("abcde")
 }  # HeteroFL's computation levels
 EVALUATED_SHARES = 5  # points at which a fleet with a range of budgets is evaluated
@@ -82,18 +82,18 @@ def _uniform(found: re.Match[str], drop_scale: float | None) -> Built:
 def _levels(found: re.Match[str], _drop_scale: float | None) -> Built:
     """HeteroFL's mixes: ``a1-b1-c1-d1-e1`` is a fifth of the clients each, ``a1-e9`` one in ten at level a."""
     parts = dict(re.findall(r"([a-z])(\d+)", found[0]))
-    wrong = sorted(set(parts) - set(LEVELS))
+    wrong = sorted(set(parts) - set(HETEROFL_WIDTHS))
     if wrong or len(parts) != len(found[0].split("-")):
         level = wrong[0] if wrong else found[0]
         raise FedtailorError(
-            f"fleet.name = {found[0]!r}: level {level!r} is none of {', '.join(LEVELS)}, each at most once"
+            f"fleet.name = {found[0]!r}: level {level!r} is none of {', '.join(HETEROFL_WIDTHS)}, each at most once"
         )
     counts = {level: int(number) for level, number in parts.items()}
     require(all(counts.values()), "fleet.name", found[0], "a number above 0 behind each level")
     total = sum(counts.values())
-    ordered = sorted(counts, key=lambda level: LEVELS[level])
+    ordered = sorted(counts, key=lambda level: HETEROFL_WIDTHS[level])
     return [
-        Tier(level, Budget(width=LEVELS[level]), Fraction(counts[level], total)) for level in ordered
+        Tier(level, Budget(width=HETEROFL_WIDTHS[level]), Fraction(counts[level], total)) for level in ordered
     ], None
 
 

@@ -94,7 +94,8 @@ def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
     partial = task.reply.partial
     same = {group: units for group, units in cut.channels.items() if group not in partial}
     leased = task.reply.cut
-    return real and same == dict(leased.channels) and cut.sparse == leased.sparse and leased.holds(cut)
+    same_parts = cut.sparse == leased.sparse and cut.absent == leased.absent
+    return real and same == dict(leased.channels) and same_parts and leased.holds(cut)
 
 
 def _shape(name: str, task: Task, update: Update, model: ElasticModel) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""How patches and plain values travel and rest: a canonical JSON header, then raw little-endian tensors.
+"""How plain values and tensors travel and rest: a canonical JSON header, then raw little-endian tensors.
 
     frame  = magic (8 bytes) | length of header (uint32) | header | body
     header = {"tensors": [[type, shape], ...], "value": ...}     canonical JSON, ASCII
@@ -6,11 +6,9 @@
 
 A value is made of None, booleans, numbers, strings, lists, tuples, dicts and tensors, nothing else. One value has one
 frame: what the reader accepts, the writer would have written byte for byte. Reading runs no code, and the size of all
-tensors must equal the bytes that are there before any of them is allocated. A patch is read against its lease: the
-server knows the whole header in advance, so the length of the frame too. Of a patch with a mask the surviving values
-alone travel; the header names the mask by the digest of its map of levels, a frame of its own that is sent once.
+tensors must equal the bytes that are there before any of them is allocated.
 
-Messages from other machines are read by ``decode_patch`` and ``decode_levels``; ``decode`` reads what this one wrote.
+Messages from other machines are patches (``patch_frames``); ``decode`` reads what this one wrote.
 """
 
 from __future__ import annotations
@@ -18,25 +16,15 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.elasticity.cutting.cut import Cut, Units
-from fedtailor.elasticity.cutting.encoding import cut_value, units_from
-from fedtailor.elasticity.cutting.levels import Levels
-from fedtailor.elasticity.cutting.names import plain
-from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.errors import CorruptError, FedtailorError
-
-if TYPE_CHECKING:
-    from fedtailor.elasticity.model import ElasticModel
-    from fedtailor.messages import Reply
 
 Buffer = bytes | bytearray | memoryview
 
@@ -81,19 +69,19 @@ class Slot:
 def encode(value: Any) -> list[Buffer]:
     """The frame of a value, in pieces: tensors on the CPU are not copied."""
     tensors: list[Tensor] = []
-    structure = _structure(value, "value", tensors, 0)
+    structure = structure_of(value, "value", tensors, 0)
     slots = [Slot(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
-    return [_head(slots, structure), *map(_raw, tensors)]
+    return [head_of(slots, structure), *map(raw, tensors)]
 
 
 def decode(data: Buffer, device: torch.device | str = "cpu") -> Any:
     """The value of a frame; tensors that lay on a device other than the CPU go to ``device``."""
     view = memoryview(data).cast("B")
-    header, start = _header(view, len(view))
+    header, start = header_of(view, len(view))
     slots = _slots(header["tensors"])
-    _check_length(view, start, slots)
-    tensors = enumerate(_tensors(view, start, slots))
-    value = _value(header["value"], tensors, torch.device(device), 0)
+    check_length(view, start, slots)
+    tensors = enumerate(tensors_of(view, start, slots))
+    value = value_of(header["value"], tensors, torch.device(device), 0)
     if next(tensors, None) is not None:
         raise DecodeError("the frame holds a tensor that its value does not name")
     return value
@@ -112,11 +100,11 @@ def settled(value: Any, place: str = "value", depth: int = 0) -> Any:
         return {
             _key(key, place): settled(entry, f"{place}[{key!r}]", depth + 1) for key, entry in value.items()
         }
-    _structure(value, place, [], depth)
+    structure_of(value, place, [], depth)
     return _plain(value) if isinstance(value, Tensor) else value
 
 
-def _structure(value: Any, place: str, tensors: list[Tensor], depth: int) -> Any:
+def structure_of(value: Any, place: str, tensors: list[Tensor], depth: int) -> Any:
     """The value as JSON; its tensors are added to ``tensors`` and named by their number."""
     if depth > MAX_DEPTH:
         raise FedtailorError(f"{place}: nested more than {MAX_DEPTH} deep")
@@ -134,11 +122,11 @@ def _structure(value: Any, place: str, tensors: list[Tensor], depth: int) -> Any
         tensors.append(value)
         return {"tensor" if value.device.type == "cpu" else "device_tensor": len(tensors) - 1}
     if kind in (list, tuple):
-        entries = [_structure(entry, f"{place}[{i}]", tensors, depth + 1) for i, entry in enumerate(value)]
+        entries = [structure_of(entry, f"{place}[{i}]", tensors, depth + 1) for i, entry in enumerate(value)]
         return entries if kind is list else {"tuple": entries}
     if kind is dict:  # as pairs: JSON has neither numbers as keys nor an order of them
         pairs = [
-            [_key(key, place), _structure(entry, f"{place}[{key!r}]", tensors, depth + 1)]
+            [_key(key, place), structure_of(entry, f"{place}[{key!r}]", tensors, depth + 1)]
             for key, entry in value.items()
         ]
         return {"dict": pairs}
@@ -158,12 +146,12 @@ def _key(key: Any, place: str) -> str | int:
     return key  # type: ignore[no-any-return]
 
 
-def _value(structure: Any, tensors: Iterator[tuple[int, Tensor]], device: torch.device, depth: int) -> Any:
+def value_of(structure: Any, tensors: Iterator[tuple[int, Tensor]], device: torch.device, depth: int) -> Any:
     """The inverse of ``_structure``: tensors must be named in their order, each once."""
     if depth > MAX_DEPTH:
         raise DecodeError(f"nested more than {MAX_DEPTH} deep")
     if isinstance(structure, list):
-        return [_value(entry, tensors, device, depth + 1) for entry in structure]
+        return [value_of(entry, tensors, device, depth + 1) for entry in structure]
     if not isinstance(structure, dict):
         if type(structure) is int and not _is_integer(structure):
             raise DecodeError("a whole number of more than 64 bits")
@@ -176,9 +164,9 @@ def _value(structure: Any, tensors: Iterator[tuple[int, Tensor]], device: torch.
     if kind == "float" and isinstance(content, str) and content in _NOT_FINITE:
         return _NOT_FINITE[content]
     if kind == "tuple" and isinstance(content, list):
-        return tuple(_value(entry, tensors, device, depth + 1) for entry in content)
+        return tuple(value_of(entry, tensors, device, depth + 1) for entry in content)
     if kind == "dict" and isinstance(content, list) and all(_is_pair(pair) for pair in content):
-        result = {key: _value(entry, tensors, device, depth + 1) for key, entry in content}
+        result = {key: value_of(entry, tensors, device, depth + 1) for key, entry in content}
         if len(result) == len(content):
             return result
     raise DecodeError("no value that was ever written")
@@ -188,127 +176,6 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and (type(pair[0]) is str or _is_integer(pair[0]))
 
 
-# Patches
-
-
-@dataclass(frozen=True)
-class Lease:
-    """What the answer to a task must look like, down to the byte. Worth keeping for tasks of the same cut."""
-
-    reply: Reply
-    model: ElasticModel
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors that no cut sizes
-
-    @cached_property
-    def full(self) -> tuple[bytes, dict[str, Slot]]:
-        """Head and tensors of the answer that holds everything that was leased."""
-        return self.plan(self.reply.cut)
-
-    def plan(self, cut: Cut) -> tuple[bytes, dict[str, Slot]]:
-        """Head and tensors of an answer at a cut inside the leased one."""
-        slots = {name: self._slot(name, cut) for name in sorted(self.reply.names)}
-        return _patch_head(slots, cut), slots
-
-    def _slot(self, name: str, cut: Cut) -> Slot:
-        own = plain(name)
-        shape = self.shapes[name] if name in self.shapes else self.model.shape(own, cut)
-        return Slot(self.model.dtype(own), shape)
-
-    @cached_property
-    def limit(self) -> int:
-        """The most bytes that an answer may have; exactly so many where nothing is partial."""
-        head, slots = self.full
-        return len(head) + self._slack + sum(slot.nbytes for slot in slots.values())
-
-    @cached_property
-    def _slack(self) -> int:
-        """How much longer the head may become when a partial group lists its units."""
-        widths = self.model.groups.counts
-        return sum(
-            16 + 7 * len(group) + (len(str(widths[group])) + 1) * widths[group]
-            for group in self.reply.partial
-        )
-
-
-def encode_patch(patch: Patch) -> list[Buffer]:
-    """The frame of a patch, in pieces."""
-    values = {name: patch.values[name].detach().cpu() for name in sorted(patch.values)}
-    slots = {name: Slot(value.dtype, tuple(value.shape)) for name, value in values.items()}
-    return [_patch_head(slots, patch.cut), *map(_raw, values.values())]
-
-
-def decode_patch(data: Buffer, lease: Lease) -> Patch:
-    """The patch of a frame that is exactly what the lease allows; sizes are known before anything is allocated."""
-    view = memoryview(data).cast("B")
-    if len(view) > lease.limit:
-        raise DecodeError(f"{len(view)} bytes instead of at most {lease.limit}")
-    cut, (head, slots) = lease.reply.cut, lease.full
-    if lease.reply.partial:
-        cut = _stated_cut(view, lease)
-        head, slots = lease.plan(cut)
-    if view[: len(head)] != head:
-        raise DecodeError("the header is not the one that was leased")
-    _check_length(view, len(head), list(slots.values()))
-    return Patch(dict(zip(slots, _tensors(view, len(head), list(slots.values())), strict=True)), cut)
-
-
-def _stated_cut(view: memoryview, lease: Lease) -> Cut:
-    """The leased cut with those units of its partial groups that the header names; the rest of it is not looked at."""
-    header, _ = _header(view, len(lease.full[0]) + lease._slack)
-    value = _value(header["value"], enumerate(_placeholders()), torch.device("cpu"), 0)
-    stated = value.get("cut") if isinstance(value, dict) else None
-    channels = stated.get("channels") if isinstance(stated, dict) else None
-    if not isinstance(channels, dict):
-        raise DecodeError("the header names no cut")
-    kept: dict[str, Units] = dict(lease.reply.cut.channels)
-    try:
-        for group in lease.reply.partial & channels.keys():
-            kept[group] = units_from(channels[group], lease.model.groups.counts[group])
-        cut = Cut.of(lease.model.groups, kept, lease.reply.cut.tag, lease.reply.cut.width)
-    except FedtailorError as error:
-        raise DecodeError(f"the header names no cut of this model: {error}") from None
-    if not lease.reply.cut.holds(cut):
-        raise DecodeError("the header names coordinates that were not leased")
-    return cut
-
-
-def _placeholders() -> Iterator[Tensor]:
-    while True:
-        yield torch.empty(0)
-
-
-def _patch_head(slots: Mapping[str, Slot], cut: Cut) -> bytes:
-    # A map that leaves nothing out need not travel, so the mask is not named either.
-    address = _structure(cut_value(cut if cut.sparse is not None else cut.unmasked), "cut", [], 0)
-    values = [[name, {"tensor": number}] for number, name in enumerate(slots)]
-    return _head(list(slots.values()), {"dict": [["cut", address], ["values", {"dict": values}]]})
-
-
-def encode_levels(levels: Levels) -> list[Buffer]:
-    """The frame of a map of levels, in pieces."""
-    maps = {name: levels.maps[name].cpu() for name in sorted(levels.maps)}
-    return [_levels_head({name: tuple(each.shape) for name, each in maps.items()}), *map(_raw, maps.values())]
-
-
-def decode_levels(data: Buffer, names: Collection[str], model: ElasticModel) -> Levels:
-    """The map of a frame for these tensors of a model, from which its size is known before anything is allocated."""
-    shapes = {name: model.shape(name, Cut.everything()) for name in sorted(names)}
-    head, view, slots = _levels_head(shapes), memoryview(data).cast("B"), _level_slots(shapes)
-    if view[: len(head)] != head:
-        raise DecodeError("the header is not that of a map of levels of these tensors")
-    _check_length(view, len(head), slots)
-    return Levels(dict(zip(shapes, _tensors(view, len(head), slots), strict=True)))
-
-
-def _levels_head(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    values = [[name, {"tensor": number}] for number, name in enumerate(shapes)]
-    return _head(_level_slots(shapes), {"dict": [["levels", {"dict": values}]]})
-
-
-def _level_slots(shapes: Mapping[str, tuple[int, ...]]) -> list[Slot]:
-    return [Slot(torch.uint8, shape) for shape in shapes.values()]
-
-
 # Bytes
 
 
@@ -316,14 +183,15 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def _head(slots: list[Slot], structure: Any) -> bytes:
+def head_of(slots: list[Slot], structure: Any) -> bytes:
+    """Magic, length and header of a frame."""
     header = _canonical(
         {"tensors": [[_NAMES[slot.dtype], list(slot.shape)] for slot in slots], "value": structure}
     )
     return MAGIC + len(header).to_bytes(4, "little") + header
 
 
-def _header(view: memoryview, limit: int) -> tuple[dict[str, Any], int]:
+def header_of(view: memoryview, limit: int) -> tuple[dict[str, Any], int]:
     """The parsed header and where the body starts."""
     if len(view) < _START or view[: len(MAGIC)] != MAGIC:
         raise DecodeError("these bytes are no frame of this version")
@@ -363,13 +231,14 @@ def _slot(entry: Any) -> Slot:
     return Slot(TYPES[kind], tuple(shape))
 
 
-def _check_length(view: memoryview, start: int, slots: list[Slot]) -> None:
+def check_length(view: memoryview, start: int, slots: list[Slot]) -> None:
+    """Refuse a frame whose body is not as long as its tensors."""
     expected = start + sum(slot.nbytes for slot in slots)
     if len(view) != expected:
         raise DecodeError(f"{len(view)} bytes instead of {expected}")
 
 
-def _tensors(view: memoryview, start: int, slots: list[Slot]) -> Iterator[Tensor]:
+def tensors_of(view: memoryview, start: int, slots: list[Slot]) -> Iterator[Tensor]:
     """The tensors of a body whose length was checked; each owns its memory."""
     for slot in slots:
         raw = np.frombuffer(view, dtype=np.uint8, count=slot.nbytes, offset=start)
@@ -381,7 +250,8 @@ def _tensors(view: memoryview, start: int, slots: list[Slot]) -> Iterator[Tensor
         yield tensor
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor."""
     return _plain(tensor.cpu()).view(-1).view(torch.uint8).numpy().data
 
 

@@ -293,8 +293,12 @@ def test_methods_fit_their_own_training_step() -> None:
     heavy = replace(method, local=replace(method.local, batch_size=64, momentum=0.9))
     assert (heavy.workload.batch_size, heavy.workload.optimiser_slots) == (64, 1)
     budget = Budget(memory="1MB")
-    assert heavy.cut_for(budget, model) == fit(model.costs, budget, workload=Workload(64, 1))
-    assert method.cut_for(budget, model) == fit(model.costs, budget, workload=Workload(32, 0))
+    assert heavy.cut_for(heavy.init(model), budget, model) == fit(
+        model.costs, budget, workload=Workload(64, 1)
+    )
+    assert method.cut_for(method.init(model), budget, model) == fit(
+        model.costs, budget, workload=Workload(32, 0)
+    )
 
 
 def random_budget(draws: np.random.Generator, model: ElasticModel, workload: Workload) -> Budget:

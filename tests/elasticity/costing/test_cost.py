@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from elasticity.plain_networks import NETWORKS, from_scratch, network
-from fedtailor.elasticity.costing.cost import Cost, count_macs
+from fedtailor.elasticity.costing.cost import Cost, examples_in, products
+from fedtailor.elasticity.costing.curves import total
 from fedtailor.elasticity.costing.memory import Workload, saved_parts
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
@@ -32,7 +33,8 @@ FIFTHS = [Fraction(number, 5) for number in range(1, 6)]
 
 
 def macs(module: nn.Module, *inputs: Tensor) -> int:
-    return count_macs(module.to("meta").eval(), dict(module.named_parameters()), inputs, {})
+    parts = products(module.to("meta").eval(), dict(module.named_parameters()), inputs, {})
+    return total(parts) // examples_in(inputs, {})
 
 
 def images(channels: int = 3) -> Tensor:

@@ -26,10 +26,10 @@ import torch
 from fedtailor.client import sgd
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Examples
-from fedtailor.elastic import elastic
-from fedtailor.methods.fjord import FjORD
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.methods.fjord.fjord import FjORD
 from fedtailor.models import build_model
-from fedtailor.server.seeds import Seeds
+from fedtailor.seeds import Seeds
 from helpers import client
 
 torch.set_num_threads(1)

@@ -159,7 +159,7 @@ def test_an_operation_without_a_rule_is_refused_with_all_that_helps():
     assert "test_annotations.py:" in message
     assert "keep=['conv1']" in message
     assert 'on_unknown="keep"' in message
-    assert "fedtailor.elastic.function_rule" in message
+    assert "fedtailor.function_rule" in message
     assert elastic(Fourier(), BATCH, keep=["conv1"]).groups.elastic == ("conv2",)
     kept = elastic(Fourier(), BATCH, on_unknown="keep")
     assert "has no rule" in kept.groups.fixed["conv1"]

@@ -17,8 +17,9 @@ from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Update
 from fedtailor.methods.apfl.apfl import APFL
-from fedtailor.methods.apfl.fedcs import UNITS, FedCS
-from fedtailor.methods.apfl.fedpa import FedPA, architecture
+from fedtailor.methods.apfl.architectures import UNITS, architecture
+from fedtailor.methods.apfl.fedcs import FedCS
+from fedtailor.methods.apfl.fedpa import FedPA
 from fedtailor.models import build_model
 from fedtailor.objective import distillation_loss
 from fedtailor.seeds import Seeds
@@ -88,9 +89,9 @@ def test_the_warm_up_asks_clients_that_can_run_everything():
         Budget(params=full.params, macs=1),
     ]  # fmt: skip
     clients = [Client(k, "t", budget, 6) for k, budget in enumerate(budgets)]
-    assert [each.id for each in method.participants(state, clients)] == [0, 2, 5]
+    assert [each.id for each in method.participants(state, clients, model)] == [0, 2, 5]
     with pytest.raises(FedtailorError, match="no client can run the full network"):
-        method.participants(state, [clients[1]])
+        method.participants(state, [clients[1]], model)
 
 
 def test_the_share_of_the_warm_up_is_of_all_rounds():
@@ -140,8 +141,8 @@ def test_stages_follow_each_other_and_every_client_searches_once():
     model, data = cnn_model(), image_data((6, 5, 7, 4, 6))
     method = APFL(local=replace(LOCAL, lr=0.1), warmup=2, search_at_once=2)
     rows = run(method, model, data, "uniform-2", rounds=7, cohort=3).rows
-    assert [row["stage"] for row in rows] == ["warm-up"] * 2 + ["search"] * 3 + ["fedpa"] * 2
-    assert [row["searched"] for row in rows] == [0, 0, 2, 4, 5, 5, 5]
+    assert [row["method"]["stage"] for row in rows] == ["warm-up"] * 2 + ["search"] * 3 + ["fedpa"] * 2
+    assert [row["method"]["searched"] for row in rows] == [0, 0, 2, 4, 5, 5, 5]
     assert [row["clients"] for row in rows] == [2, 2, 2, 2, 1, 3, 3]
     searched = [int(client) for row in rows[2:5] for client in row["reported"]]
     assert searched == [0, 1, 2, 3, 4]
@@ -197,9 +198,9 @@ def test_a_search_that_nobody_answers_is_over():
     model, method = cnn_model(), APFL(local=LOCAL, warmup=0)
     clients = [client(k, 0.5) for k in range(3)]
     state = method.init(model)
-    assert [each.id for each in method.participants(state, clients)] == [0, 1, 2]
+    assert [each.id for each in method.participants(state, clients, model)] == [0, 1, 2]
     state = method.merge(state, [], model)
-    assert method.participants(state, clients) == clients
+    assert method.participants(state, clients, model) == clients
     assert method.assign(state, clients[0], model, Seeds(0)).action == "train"
 
 

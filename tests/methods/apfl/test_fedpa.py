@@ -18,16 +18,18 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.running import norm
+from fedtailor.elasticity.running.norm import POLICIES
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Reply, Task
 from fedtailor.methods.apfl.apfl import APFL
-from fedtailor.methods.apfl.fedpa import FedPA, FedUniform, architecture
+from fedtailor.methods.apfl.architectures import architecture
+from fedtailor.methods.apfl.fedpa import FedPA, FedUniform
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import evaluate_clients
 from fedtailor.storage.checkpoint import Checkpoint
-from fedtailor.storage.wire import encode_patch
+from fedtailor.storage.patch_frames import encode_patch
 from helpers import (
     CONV1,
     CONV2,
@@ -58,7 +60,7 @@ def test_equal_widths_are_fedavg_bit_for_bit_on_what_is_trained(widths):
     ours = run(method, model, data, rounds=3, cohort=3).state.weights
 
     class Same(FedAvg):
-        def cut_for(self, budget, model):
+        def cut_for(self, state, budget, model):
             return architecture(widths, model)
 
     theirs = run(Same(local=LOCAL), model, data, rounds=3, cohort=3).state.weights
@@ -77,7 +79,7 @@ def test_crossing_widths_merge_as_a_loop_over_coordinates_says():
     assert not cuts[1].holds(cuts[0])
     updates = []
     for number, (cut, weight) in enumerate(zip(cuts, (3.0, 5.0), strict=True)):
-        patch = model.cut(state.weights, cut, norm.travelling(model, "local"))
+        patch = model.cut(state.weights, cut, POLICIES["local"].travelling(model))
         values = {n: torch.randn(v.shape, generator=draw) for n, v in patch.values.items()}
         updates.append(update_of(number, Patch(values, cut), weight))
     merged = method.merge(state, updates, model).weights
@@ -146,7 +148,7 @@ def test_statistics_go_on_from_round_to_round_in_the_clients_memory():
 
 def evaluation_task(model, method, memory=None, action="evaluate") -> Task:
     state, client = method.init(model), whole_client(0)
-    patch = model.cut(state.weights, Cut.everything(), norm.travelling(model, "local"))
+    patch = model.cut(state.weights, Cut.everything(), POLICIES["local"].travelling(model))
     cut = method.select(state, client, model, Seeds(0))
     return Task(client, 0, patch, Reply(frozenset(), cut), Seeds(0), action, memory=memory or {})
 
@@ -237,7 +239,7 @@ def test_clients_are_evaluated_on_their_own_test_examples_where_there_are_such()
 
 def test_cuts_of_feduniform_are_nested():
     model, method = cnn_model(), FedUniform()
-    cuts = [method.cut_for(Budget(width=w), model) for w in (1, 0.75, 0.5)]
+    cuts = [method.cut_for(method.init(model), Budget(width=w), model) for w in (1, 0.75, 0.5)]
     assert cuts[0].holds(cuts[1])
     assert cuts[1].holds(cuts[2])
     assert not cuts[2].holds(cuts[1])

@@ -36,21 +36,21 @@ def assign(method, model, width, number=0, round=0):
 def test_a_budget_between_two_widths_gets_the_smaller_one():
     model, method = cnn_model(10, 15), FjORD()
     for width, tag in ((0.2, "1/5"), (0.39, "1/5"), (0.5, "2/5"), (1, "1")):
-        assert method.cut_for(Budget(width=width), model).tag == tag
+        assert method.cut_for(method.init(model), Budget(width=width), model).tag == tag
     macs = [model.cost(prefix(model.groups, width)).macs for width in as_candidates("uniform-5")]
-    assert method.cut_for(Budget(macs=macs[2]), model).tag == "3/5"
-    assert method.cut_for(Budget(macs=macs[2] - 1), model).tag == "2/5"
-    assert method.cut_for(Budget(macs=macs[2], width=0.2), model).tag == "1/5"
+    assert method.cut_for(method.init(model), Budget(macs=macs[2]), model).tag == "3/5"
+    assert method.cut_for(method.init(model), Budget(macs=macs[2] - 1), model).tag == "2/5"
+    assert method.cut_for(method.init(model), Budget(macs=macs[2], width=0.2), model).tag == "1/5"
     for budget in (Budget(width=0.1), Budget(macs=macs[0] - 1)):
         with pytest.raises(FedtailorError, match="no width of method.widths fits it; the smallest is 1/5"):
-            method.cut_for(budget, model)
+            method.cut_for(method.init(model), budget, model)
 
 
 def test_equal_counts_of_a_narrow_layer_do_not_make_a_larger_width_affordable():
     """Of three channels both 1/2 and 3/5 keep two."""
     model = mlp_model(3)
     assert kept(Fraction(1, 2), 3) == kept(Fraction(3, 5), 3)
-    assert FjORD().cut_for(Budget(width=0.5), model).tag == "2/5"
+    assert FjORD().cut_for(FjORD().init(model), Budget(width=0.5), model).tag == "2/5"
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def test_settings_survive_being_written_and_read():
     assert again.built_method == config.built_method
 
 
-CONFIGS = sorted((ROOT / "configs").glob("fjord-*.toml"))
+CONFIGS = sorted((ROOT / "reproduce" / "fjord").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_read_and_opens_with_its_command(path):
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# fedtailor ")
-    assert f"configs/{path.name}" in first
+    assert f"reproduce/fjord/{path.name}" in first
     config = load_config(path)
     assert config.built_method.name == "fjord"
     assert build_fleet(config.fleet).tiers[-1].budget == Budget(width=1)
@@ -213,7 +213,7 @@ def test_every_config_is_read_and_opens_with_its_command(path):
 def test_there_is_a_config_for_each_of_the_papers_tasks_and_a_small_one():
     names = {path.stem for path in CONFIGS}
     assert {
-        f"fjord-{task}{size}" for task in ("femnist", "cifar10", "shakespeare") for size in ("", "-small")
+        f"{task}{size}" for task in ("femnist", "cifar10", "shakespeare") for size in ("", "-small")
     } <= names
 
 

@@ -106,7 +106,7 @@ def test_every_estimator_moves_probabilities_at_the_budget(estimator, network):
     assert cost(model, p) == pytest.approx(0.3, rel=1e-9)
     assert p.min() >= method.smallest_probability
     assert len(set(p.tolist())) > 3
-    assert -1 <= float(prepared.memory["cosine"]) <= 1
+    assert -1 <= prepared.prepared["cosine"] <= 1
     assert method.work(task, model).macs > UniProb(LOCAL).work(task, model).macs
 
 
@@ -213,9 +213,9 @@ def _task(examples: int):
 
 def test_a_budget_below_what_cannot_shrink_names_the_smallest_feasible_share():
     with pytest.raises(FedtailorError, match="smallest feasible share of this model is above"):
-        Flado().cut_for(Budget(macs=4), mlp_model())
+        Flado().cut_for(ServerState(0, {}), Budget(macs=4), mlp_model())
     with pytest.raises(FedtailorError, match="at least 0.9 the smallest feasible share of this model is 0.9"):
-        Flado(smallest_probability=0.9).cut_for(Budget(macs=0.3), mlp_model())
+        Flado(smallest_probability=0.9).cut_for(ServerState(0, {}), Budget(macs=0.3), mlp_model())
 
 
 def test_a_network_without_elastic_channels_is_refused_unless_its_budget_is_full():
@@ -227,8 +227,8 @@ def test_a_network_without_elastic_channels_is_refused_unless_its_budget_is_full
     with pytest.raises(
         FedtailorError, match="no channel of this model can shrink.*feasible share of it is 1"
     ):
-        Flado().cut_for(Budget(macs=0.5), model)
-    assert Flado().cut_for(Budget(macs=1.0), model) == Cut.everything()
+        Flado().cut_for(Flado().init(model), Budget(macs=0.5), model)
+    assert Flado().cut_for(Flado().init(model), Budget(macs=1.0), model) == Cut.everything()
 
 
 @pytest.mark.parametrize("wrong", [[-0.1], [1.5], [float("nan")]])

@@ -173,8 +173,9 @@ def test_the_basis_learns_from_a_client_of_any_width(form):
         task = method.assign(state, client(0, width=width), model, Seeds(0))
         steps = sgd.LocalSteps(method, task, model)
         batch = data.client(0).take(torch.arange(6))
-        answer = method.forward(steps._leaves(task.patch.cut), task.patch.cut, batch, task, model)
-        method.loss([answer], batch, task, model).backward()
+        leaves = steps._leaves(task.patch.cut)
+        answer = method.forward(leaves, task.patch.cut, batch, task, model)
+        method.loss([answer], [leaves], batch, task, model).backward()
         for name, value in steps.held.items():
             if value.requires_grad:
                 assert value.grad is not None, name
@@ -267,7 +268,7 @@ def test_what_is_deployed_computes_what_was_trained(form, biases):
     batch = data.example()
     for width in HALVES:
         task = method.assign(state, client(0, width=width), model, Seeds(0))
-        trained = method.forward(task.patch.values, task.patch.cut, batch, task, model).output
+        trained = method.forward(task.patch.values, task.patch.cut, batch, task, model)
         patch = method.deploy(state, Budget(width=width), model).patches[0]
         module = model.build(patch).eval()
         torch.testing.assert_close(module(batch[0]), trained, rtol=0, atol=1e-5)
@@ -332,7 +333,7 @@ def test_settings_that_cannot_be_are_refused(settings, problem):
 
 def test_a_budget_below_the_smallest_width_is_refused():
     with pytest.raises(FedtailorError, match=r"no width of method\.widths fits it; the smallest is 1/2"):
-        FLANC(widths=HALVES).cut_for(Budget(width=0.25), cnn_model(first=8, second=8))
+        FLANC(widths=HALVES).cut_for(ServerState(0, {}), Budget(width=0.25), cnn_model(first=8, second=8))
 
 
 def test_diagnostics_are_written_with_the_run(tmp_path):

@@ -19,7 +19,7 @@ from fedtailor.fleet import Fleet, Tier
 from fedtailor.messages import Client, ServerState
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.ofa_fl.ofa_fl import OFAFL
-from fedtailor.methods.ofa_fl.pruning import prunable, requirements
+from fedtailor.methods.ofa_fl.pruning import prunable
 from fedtailor.seeds import Seeds
 from helpers import bits, cnn_model, differing, image_data, mlp_model, run, snapshot, tiny_mlp, vector_data
 
@@ -52,7 +52,7 @@ def pruned(rules: OFAFL, model, events: int = 4) -> list[ServerState]:
 
 
 def cut_at(rules: OFAFL, state: ServerState, density, model) -> Cut:
-    return rules.cut_in(state, Budget(density=density), model)
+    return rules.cut_for(state, Budget(density=density), model)
 
 
 @pytest.mark.parametrize("build", [mlp_model, cnn_model])
@@ -238,8 +238,8 @@ def test_only_clients_whose_ratio_is_supported_take_part():
     model = mlp_model()
     result = run(method(first=1, every=1), model, vector_data((4,) * 10), FLEET, rounds=6, every=1)
     assert [row["clients"] for row in result.rows] == [2, 4, 6, 8, 10, 10]
-    assert [len(row["supported"]) for row in result.rows] == [1, 2, 3, 4, 5, 5]
-    assert result.rows[2]["supported"] == ["1", "4/5", "3/5"]
+    assert [len(row["method"]["supported"]) for row in result.rows] == [1, 2, 3, 4, 5, 5]
+    assert result.rows[2]["method"]["supported"] == ["1", "4/5", "3/5"]
     one_shot = method(first=2, pruning="one-shot", rewind=False, joint_loss=False)
     rows = run(one_shot, model, vector_data((4,) * 10), FLEET, rounds=4, every=1).rows
     assert [row["clients"] for row in rows] == [2, 2, 10, 10]
@@ -288,19 +288,23 @@ def test_convergence_is_patience_evaluations_without_improvement():
 
 def test_budgets_choose_the_largest_ratio_that_they_pay_for():
     model, rules = cnn_model(), method()
-    needs = requirements(rules.densities, model)
     total = sum(model.weights()[n].numel() for n in prunable(model))
     full = model.cost(Cut.everything()).params
-    assert [rules.number(Budget(density=d), needs) for d in (1, 0.99, 0.6, 0.2)] == [0, 1, 2, 4]
+    assert [rules.number(Budget(density=d), model) for d in (1, 0.99, 0.6, 0.2)] == [0, 1, 2, 4]
     least = full - total + round(Fraction(2, 5) * total)
-    assert [rules.number(Budget(params=p), needs) for p in (full, full - 1, least, least - 1)] == [0, 1, 3, 4]
-    assert rules.number(Budget(params="100%"), needs) == 0
+    assert [rules.number(Budget(params=p), model) for p in (full, full - 1, least, least - 1)] == [0, 1, 3, 4]
+    assert rules.number(Budget(params="100%"), model) == 0
     state = pruned(rules, model)[-1]
     for width in (0.75, 0.9, 1):
-        cut = rules.cut_in(state, Budget(width=width), model)
-        assert model.cost(cut).params <= model.cost(FedAvg(width=width).cut_for(Budget(), model)).params
+        cut = rules.cut_for(state, Budget(width=width), model)
+        assert (
+            model.cost(cut).params
+            <= model.cost(
+                FedAvg(width=width).cut_for(FedAvg(width=width).init(model), Budget(), model)
+            ).params
+        )
     with pytest.raises(FedtailorError, match="no ratio of method.ratios fits it; the smallest is 1/5"):
-        rules.cut_for(Budget(density=0.1), model)
+        rules.cut_for(rules.init(model), Budget(density=0.1), model)
 
 
 @pytest.mark.parametrize(

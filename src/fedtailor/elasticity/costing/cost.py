@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -41,18 +40,6 @@ class Cost:
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
-
-
-def count_macs(
-    shell: nn.Module, weights: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> int:
-    """Multiply-accumulates of one example's forward pass."""
-    return macs_of(products(shell, weights, args, kwargs), args, kwargs)
-
-
-def macs_of(parts: list[Sizes], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Recorded products of a batch as multiply-accumulates of one example."""
-    return sum(prod(sizes) for sizes in parts) // examples_in(args, kwargs)
 
 
 def examples_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

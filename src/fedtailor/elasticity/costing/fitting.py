@@ -124,7 +124,7 @@ class _Search:
         """The widest width that fits, and the limits that the next one breaks."""
         if not self.limits:
             return self.ceiling, () if self.counts(self.ceiling) == self.full else ("width",)
-        widths = self.levels(set(range(len(self.full))), Fraction(0))
+        widths = self.changes(set(range(len(self.full))), Fraction(0))
         self.refuse_smallest(self.counts(widths[0]))
         last = _last(len(widths), lambda index: not self.broken(self.counts(widths[index])))
         if last + 1 < len(widths):
@@ -146,14 +146,14 @@ class _Search:
 
     def filled(self, counts: Counts, ceilings: Counts, growing: set[int]) -> Counts:
         """Progressive filling: these groups widen together until a limit stops one after the other."""
-        level = min(Fraction(counts[group], self.full[group]) for group in growing)
+        width = min(Fraction(counts[group], self.full[group]) for group in growing)
         while growing:
-            levels = [level, *self.levels(growing, level)]
-            last = self.highest(counts, growing, levels)
-            counts = self.raised(counts, growing, levels[last])
-            level = levels[min(last + 1, len(levels) - 1)]
-            for group in sorted(growing):  # not all of them can reach the next level, but some may
-                larger = self.raised(counts, {group}, level)
+            widths = [width, *self.changes(growing, width)]
+            last = self.highest(counts, growing, widths)
+            counts = self.raised(counts, growing, widths[last])
+            width = widths[min(last + 1, len(widths) - 1)]
+            for group in sorted(growing):  # not all of them can reach the next width, but some may
+                larger = self.raised(counts, {group}, width)
                 counts = counts if self.broken(larger) else larger
                 if counts != larger or counts[group] == ceilings[group]:
                     growing.remove(group)
@@ -170,18 +170,18 @@ class _Search:
             if counts[group] < ceilings[group]
         }
 
-    def highest(self, counts: Counts, groups: set[int], levels: list[Fraction]) -> int:
-        """The last of the levels that these groups can reach together."""
-        return _last(len(levels), lambda index: not self.broken(self.raised(counts, groups, levels[index])))
+    def highest(self, counts: Counts, groups: set[int], widths: list[Fraction]) -> int:
+        """The last of the widths that these groups can reach together."""
+        return _last(len(widths), lambda index: not self.broken(self.raised(counts, groups, widths[index])))
 
-    def levels(self, groups: set[int], above: Fraction) -> list[Fraction]:
+    def changes(self, groups: set[int], above: Fraction) -> list[Fraction]:
         """The widths above ``above`` at which some of these groups change, up to the ceiling."""
         widths = _widths(frozenset(self.full[group] for group in groups))
         return [*widths[bisect_right(widths, above) : bisect_left(widths, self.ceiling)], self.ceiling]
 
-    def raised(self, counts: Counts, groups: set[int], level: Fraction) -> Counts:
+    def raised(self, counts: Counts, groups: set[int], width: Fraction) -> Counts:
         """These groups at a width, the others as they are."""
-        wanted = self.counts(level)
+        wanted = self.counts(width)
         return tuple(
             max(count, wanted[group]) if group in groups else count for group, count in enumerate(counts)
         )

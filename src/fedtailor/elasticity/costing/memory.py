@@ -54,13 +54,13 @@ def imagined_parts(model: Pieces, cut: Cut, batch_size: int) -> list[Sizes]:
 
 
 def _tensors(model: Pieces, cut: Cut) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    names = (name for name in model.groups.extents if name not in model.constants)
+    names = (name for name in model.groups.extents if name not in model.constants and name not in cut.absent)
     return {name: (model.shape(name, cut), model.dtype(name)) for name in names}
 
 
 def _saved(model: Pieces, cut: Cut, weights: dict[str, Tensor], batch: Batch) -> list[Sizes]:
     """Every storage that the graph of one training step keeps alive, apart from the weights themselves."""
-    for name in model.trainable:
+    for name in model.trainable & weights.keys():
         weights[name].requires_grad_()
     known = {_storage(value) for value in weights.values()}
     parts: list[Sizes] = []

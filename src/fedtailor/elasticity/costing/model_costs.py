@@ -84,8 +84,8 @@ class ModelCosts:
             saved = sum(count * self.pieces.dtype(name).itemsize for name, count in pruned.items())
             return replace(whole, params=whole.params - sum(pruned.values()), bytes=whole.bytes - saved)
         counts, fixed = self.counts(cut), tuple(cut.channels.get(g) for g in self.pieces.groups.fixed)
-        if any(units is not None for units in fixed):
-            return self._counted(cut)
+        if cut.absent or any(units is not None for units in fixed):
+            return self._counted(cut, workload)
         memory = None if workload is None else self.measure("memory", counts, workload)
         return Cost(
             self.measure("params", counts),
@@ -172,14 +172,20 @@ class ModelCosts:
             self._remembered[key] = count(key[1])  # type: ignore[arg-type]
         return self._remembered[key]
 
-    def _counted(self, cut: Cut) -> Cost:
-        """A cut into an output or vocabulary axis, which no curve describes."""
+    def _counted(self, cut: Cut, workload: Workload | None) -> Cost:
+        """A cut into an output or vocabulary axis, or one without some tensors, which no curve describes."""
         model = self.pieces
-        sizes = {name: total([model.shape(name, cut)]) for name in model.groups.extents}
+        held = [name for name in model.groups.extents if name not in cut.absent]
+        sizes = {name: total([model.shape(name, cut)]) for name in held}
+        stored = {name: sizes[name] * model.dtype(name).itemsize for name in held}
+        memory = None
+        if workload is not None:
+            trained = sum(stored[name] for name in model.trainable & stored.keys())
+            saved = total(saved_parts(model, cut, workload.batch_size))
+            memory = 2 * sum(stored.values()) + (1 + workload.optimiser_slots) * trained + saved
         return Cost(
-            params=sum(sizes[name] for name in model.parameters),
+            params=sum(sizes[name] for name in model.parameters if name in sizes),
             macs=total(self.products(cut)) // examples_in(*inputs_of(model.example)),
-            bytes=sum(
-                sizes[name] * model.dtype(name).itemsize for name in sizes if name not in model.constants
-            ),
+            bytes=sum(stored[name] for name in held if name not in model.constants),
+            training_memory=memory,
         )

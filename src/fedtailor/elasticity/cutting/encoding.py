@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from fedtailor.elasticity.cutting.cut import Cut, Units
@@ -43,7 +44,7 @@ def units_from(value: object, most: int | None = None) -> Units:
     >>> units_from("0-2,7"), units_from(3)
     ((0, 1, 2, 7), range(0, 3))
     """
-    if type(value) is int and 0 < value and (most is None or value <= most):
+    if type(value) is int and value > 0 and (most is None or value <= most):
         return range(value)
     if isinstance(value, str) and RANGES.fullmatch(value):
         units: list[int] = []
@@ -54,7 +55,7 @@ def units_from(value: object, most: int | None = None) -> Units:
                 break
             units.extend(range(start, end + 1))
         else:
-            if units and all(b > a for a, b in zip(units, units[1:], strict=False)):
+            if units and all(b > a for a, b in pairwise(units)):
                 return tuple(units)
     raise FedtailorError(
         f"units = {value!r:.80}: expected the length of a prefix, or ascending ranges such as 0-2,7"

@@ -30,6 +30,7 @@ from fedtailor.elasticity.cutting.patch import (
 from fedtailor.elasticity.cutting.unit_vectors import UnitMap
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.running.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
+from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers
 from fedtailor.elasticity.tracing.copies import named_tensors, weightless
 from fedtailor.elasticity.tracing.rewrite import SizedGraph, plain_graph
 from fedtailor.errors import FedtailorError
@@ -56,12 +57,12 @@ class Pieces:
         objective: Objective | None = None,
         *,
         network: SizedGraph | None = None,
-        notes: Sequence[str] = (),
+        remarks: Sequence[str] = (),
     ) -> None:
         """``network`` is the traced graph that stands in for the module's class where ``forward`` has literal sizes."""
         self.module = module
         self.groups = groups
-        self.notes = tuple(notes)  # for ``explain``: what tracing met on the way
+        self.remarks = tuple(remarks)  # for ``explain``: what tracing met on the way
         self.network = network  # None: the module's own class serves every width
         self.example = example
         self.objective = objective or Objective()
@@ -78,7 +79,7 @@ class Pieces:
         )
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
         self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
-        self._plans: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
+        self._slices: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
         self._derived: dict[Hashable, Any] = {}
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
 
@@ -112,7 +113,7 @@ class Pieces:
     def cut(self, weights: Mapping[str, Tensor], cut: Cut, names: Collection[str] | None = None) -> Patch:
         """Take the values at ``cut`` out of the full weights; only those tensors that are in ``names``, if given."""
         values = {}
-        for name, where, shape in self._plan(cut):
+        for name, where, shape in self._slices_of(cut):
             if name not in weights or (names is not None and name not in names):
                 continue
             full = weights[name]
@@ -214,7 +215,11 @@ class Pieces:
         small: nn.Module = weightless(self.module) if self.network is None else copy.deepcopy(self.network)
         resize(small, self.groups, patch.cut)
         if isinstance(small, SizedGraph):
+            refuse_skipping(patch.cut)
             small = plain_graph(small, list(self.constants)).train(self.module.training)
+        for path in skipped_layers(self.module, patch.cut):
+            owner, _, leaf = path.rpartition(".")
+            setattr(small.get_submodule(owner), leaf, Skipped())
         parameters = dict(self.module.named_parameters())
         made: dict[str, Tensor] = {}
         for name, value in self.complete(patch.values, patch.cut).items():
@@ -228,7 +233,7 @@ class Pieces:
         return small
 
     def shape(self, name: str, cut: Cut) -> tuple[int, ...]:
-        """The shape of a tensor at a cut; where a mask leaves out single weights, the others lie in one row."""
+        """The shape of a tensor that a cut holds; where a mask leaves out single weights, the others lie in one row."""
         if cut.sparse is not None and name in cut.sparse.levels.maps:
             return (cut.sparse.count(name),)
         kept = (kept_positions(extent, cut, self.groups.counts) for extent in self.groups.extents[name])
@@ -245,6 +250,8 @@ class Pieces:
         table = self.table(cut)
         values = {name: value for name, value in weights.items() if name in table}
         for name, value in self.constants.items():
+            if name in cut.absent:
+                continue
             source = value if device is None else value.to(device)
             values[name] = gather(source, table[name]) if cut.channels else source
         return {
@@ -252,14 +259,14 @@ class Pieces:
             **{second: values[first] for second, first in self.groups.ties.items() if first in values},
         }
 
-    def _plan(self, cut: Cut) -> list[tuple[str, Where, tuple[int, ...]]]:
+    def _slices_of(self, cut: Cut) -> list[tuple[str, Where, tuple[int, ...]]]:
         """How each tensor is taken out of the full weights: its place, and its shape where that is a prefix."""
         if cut.sparse is not None:
             return [(name, where, ()) for name, where in self.table(cut).items()]
         cut = cut.unmasked
-        if cut not in self._plans:
+        if cut not in self._slices:
             lengths = {name: [e.length for e in extents] for name, extents in self.groups.extents.items()}
-            self._plans[cut] = [
+            self._slices[cut] = [
                 (
                     name,
                     () if isinstance(where, tuple) and all(index == WHOLE for index in where) else where,
@@ -267,9 +274,9 @@ class Pieces:
                 )
                 for name, where in self.table(cut).items()
             ]
-            if len(self._plans) > CACHED_INDICES:
-                self._plans.popitem(last=False)
-        return self._plans[cut]
+            if len(self._slices) > CACHED_INDICES:
+                self._slices.popitem(last=False)
+        return self._slices[cut]
 
     def table(self, cut: Cut, outer: Cut | None = None) -> dict[str, Where]:
         """Where each tensor of the model lies at a cut (inside ``outer``, if given).
@@ -288,6 +295,7 @@ class Pieces:
                 if outer is None
                 else where_inside(extents, outer, cut, widths)
                 for name, extents in self.groups.extents.items()
+                if name not in cut.absent
             }
             if len(self._tables) > CACHED_INDICES:
                 self._tables.popitem(last=False)

@@ -18,6 +18,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import kept_positions
 from fedtailor.elasticity.groups import ChannelGroups, Size
+from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers
+from fedtailor.elasticity.tracing.rewrite import SizedGraph
 
 Mode = Literal["train", "eval", "calibrate"]
 Scale = Mapping[str, "float | Tensor"]
@@ -33,11 +35,15 @@ class Shell:
         self.norms = {path: layer for path, layer in self.module.named_modules() if tracks_statistics(layer)}
         self._momenta = {path: layer.momentum for path, layer in self.norms.items()}
         self._cut = Cut.everything()
+        self._skipped: dict[str, nn.Module] = {}
 
     def fit(self, cut: Cut, mode: Mode, held: Collection[str]) -> nn.Module:
         """The shell at the sizes of ``cut``; norms without statistics in ``held`` use those of the batch."""
         if cut != self._cut:
+            for path, layer in self._skipped.items():
+                _put(self.module, path, layer)
             resize(self.module, self.groups, cut)
+            self._skip(cut)
             self._cut = cut
         self.module.train(mode == "train")
         for path, norm in self.norms.items():
@@ -46,6 +52,14 @@ class Shell:
             # momentum None makes PyTorch keep the cumulative average of all batches since the last reset
             norm.momentum = None if mode == "calibrate" else self._momenta[path]
         return self.module
+
+    def _skip(self, cut: Cut) -> None:
+        """Take out the layers that a cut leaves no tensor of."""
+        if cut.absent and isinstance(self.module, SizedGraph):
+            refuse_skipping(cut)
+        self._skipped = {path: self.module.get_submodule(path) for path in skipped_layers(self.module, cut)}
+        for path in self._skipped:
+            _put(self.module, path, Skipped())
 
     @contextmanager
     def altered(self, scale: Scale | None, replace: Replacement | None) -> Iterator[None]:
@@ -68,6 +82,11 @@ class Shell:
                 handle.remove()
             for layer in replaced:
                 del layer.forward
+
+
+def _put(module: nn.Module, path: str, layer: nn.Module) -> None:
+    owner, _, leaf = path.rpartition(".")
+    setattr(module.get_submodule(owner), leaf, layer)
 
 
 def _multiplied(factor: float | Tensor) -> Callable[[nn.Module, Any, Any], Any]:

@@ -65,7 +65,7 @@ def task_value(task: Task) -> Value:
         "action": task.action,
         "memory": dict(task.memory),
         "memory_round": task.memory_round,
-        "levels": levels_value(task.patch.cut),
+        "levels": levels_value(masked_cut(task)),
         "levels_are_new": task.levels is not None,
     }
 
@@ -109,6 +109,11 @@ def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
     client, round, base_round = value["update"]
     patch = Patch(value["values"], cut_from(value["cut"], levels))
     return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])
+
+
+def masked_cut(task: Task) -> Cut:
+    """The cut whose map of levels travels with a task: what it holds, or, of a whole model, what it must send back."""
+    return task.patch.cut if task.patch.cut.mask is not None else task.reply.cut
 
 
 def levels_value(cut: Cut) -> dict[str, Tensor] | None:

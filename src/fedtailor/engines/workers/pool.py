@@ -29,7 +29,15 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.engine import Answer
 from fedtailor.engines.workers.luggage import NotPortable, pack
-from fedtailor.engines.workers.messages import Job, Tensors, Value, answer_of, evaluation_value, task_value
+from fedtailor.engines.workers.messages import (
+    Job,
+    Tensors,
+    Value,
+    answer_of,
+    evaluation_value,
+    masked_cut,
+    task_value,
+)
 from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
 from fedtailor.engines.workers.worker import machine_settings
@@ -90,7 +98,7 @@ class WorkerPool:
             if isinstance(result, Lost):
                 yield Refused(task.client.id, task.round, "worker-died", result.cause)
             else:
-                mask = task.patch.cut.mask
+                mask = masked_cut(task).mask
                 yield answer_of(result, None if mask is None else mask.levels)
 
     def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:

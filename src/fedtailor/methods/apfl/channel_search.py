@@ -16,6 +16,7 @@ import torch
 
 from fedtailor.data.batches import Examples, batch_size
 from fedtailor.elasticity.costing.curves import Counts
+from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.layout import to_run
@@ -135,3 +136,16 @@ class LocalScore:
             self.found[size] = {name: total / len(self.data) for name, total in totals.items()}
             self.macs += self.model.costs.measure("macs", size) * len(self.data)
         return self.found[size]
+
+
+def searched(
+    score: LocalScore, fits: Callable[[Cut], bool], shrinking: Shrinking, align: int, *, per_mac: bool
+) -> tuple[Counts, int]:
+    """The first size that fits on the way down from the full network, and how many steps led there."""
+    costs = score.model.costs
+    costs.record("macs")
+    path = prune(
+        costs.full, costs.members(align), lambda size: fits(costs.cut(size)), score,
+        lambda size: costs.measure("macs", size), shrinking, per_mac,
+    )  # fmt: skip
+    return path[-1], len(path) - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Literal
 
@@ -18,23 +18,27 @@ from torch import Tensor
 
 from fedtailor.client import sgd
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
-from fedtailor.elasticity.costing.fitting import absolute_limits
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
-from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix, units_of
+from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client, Reply, ServerState, Task, Update
-from fedtailor.methods.apfl.channel_search import LocalScore, Shrinking, prune
-from fedtailor.methods.apfl.fedpa import PartialAggregation, architecture
+from fedtailor.methods.apfl.architectures import (
+    architecture,
+    can_run_all,
+    described,
+    found_widths,
+    reported_units,
+)
+from fedtailor.methods.apfl.channel_search import LocalScore, Shrinking, searched
+from fedtailor.methods.apfl.fedpa import PartialAggregation
+from fedtailor.methods.apfl.sandwich import sandwich
 from fedtailor.methods.registry import register
 from fedtailor.objective import distillation_loss
 from fedtailor.seeds import Seeds
-
-UNITS = "units of "  # what precedes a group's name in the answer of a search
 
 
 @register("fedcs")
@@ -94,7 +98,7 @@ class FedCS(PartialAggregation):
     ) -> Sequence[Client]:
         """Warm-up: clients that can run the full network. Search: those that have not searched. Then nobody."""
         if state.round < self.warmup_rounds:
-            able = [client for client in clients if _can_run_all(client.budget, model)]
+            able = [client for client in clients if can_run_all(client.budget, model)]
             if not able:
                 raise FedtailorError(
                     "no client can run the full network, which the warm-up trains: give one tier width = 1, or set "
@@ -135,7 +139,7 @@ class FedCS(PartialAggregation):
         """Average what was trained; note what was found."""
         merged, memory = super().merge(state, updates, model), state.memory
         warming = state.round < self.warmup_rounds
-        found = {update.client: _widths(update, model) for update in updates if not update.patch.values}
+        found = {update.client: found_widths(update, model) for update in updates if not update.patch.values}
         widths = {**memory["widths"], **found}
         stage = "warm-up" if warming else "search" if found else "fedpa" if updates else memory["stage"]
         # Where nobody answers the search is over, and whoever has not searched keeps a uniform width.
@@ -147,13 +151,8 @@ class FedCS(PartialAggregation):
         said = {"stage": state.memory["stage"], "searched": len(state.memory["widths"])}
         if state.memory["stage"] != "search":
             return said
-        full, found = model.groups.counts, {}
-        for client in (update.client for update in updates):
-            widths = state.memory["widths"].get(client)
-            if widths:
-                cost = model.cost(architecture(widths, model))
-                kept = {group: round(units / full[group], 4) for group, units in widths.items()}
-                found[str(client)] = {"macs": cost.macs, "params": cost.params, "kept": kept}
+        widths = {update.client: state.memory["widths"].get(update.client) for update in updates}
+        found = {str(client): described(each, model) for client, each in widths.items() if each}
         return {**said, "architectures": found}
 
     # Warm-up on the client: the sandwich rule
@@ -170,20 +169,11 @@ class FedCS(PartialAggregation):
         if task.round >= self.warmup_rounds:
             return [task.patch.cut]
         generator = task.seeds.numpy("widths", client=task.client.id, round=task.round, step=step)
-        smallest = prefix(model.groups, as_width(self.smallest), self.align)
-        between = [self.random_cut(generator, model) for _ in range(self.random_widths)]
-        return [task.patch.cut, smallest, *between]
-
-    def random_cut(self, generator: np.random.Generator, model: ElasticModel) -> Cut:
-        """A width from ``smallest`` to 1, drawn uniformly."""
-
-        def draw() -> Fraction:
-            return as_width(round(float(generator.uniform(float(as_width(self.smallest)), 1)), 4))
-
-        if not self.per_group:
-            return prefix(model.groups, draw(), self.align)
-        groups = model.groups
-        return Cut.of(groups, {g: range(units_of(groups, g, draw(), self.align)) for g in groups.elastic})
+        width, count = as_width(self.smallest), self.random_widths
+        return [
+            task.patch.cut,
+            *sandwich(model.groups, width, count, generator, self.align, per_group=self.per_group),
+        ]
 
     def loss(
         self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
@@ -207,18 +197,13 @@ class FedCS(PartialAggregation):
         """Greedy pruning until the client's budget is met; the answer is numbers of units."""
         order = task.seeds.numpy("search examples", client=task.client.id).permutation(len(data))
         score = LocalScore(model, task.patch, data.subset(np.sort(order[: self.search_examples])))
-        costs = model.costs
-        costs.record("macs")
-        path = prune(
-            costs.full, costs.members(self.align),
-            lambda size: self.affordable(costs.cut(size), task.client.budget, model),
-            score, lambda size: costs.measure("macs", size),
-            Shrinking(as_width(self.shrink), self.min_channels), self.objective == "drop_per_mac",
-        )  # fmt: skip
-        measured = score.metrics(path[-1])  # of a network that needed no step, too
-        spent = ceil(score.macs / max(1, costs.measure("macs", costs.full)))
-        units = {f"{UNITS}{group}": float(n) for group, n in zip(model.groups.elastic, path[-1], strict=True)}
-        metrics = {**measured, "examples": float(spent), "steps": float(len(path) - 1), **units}
+        fits = partial(self.affordable, budget=task.client.budget, model=model)
+        shrinking = Shrinking(as_width(self.shrink), self.min_channels)
+        size, steps = searched(score, fits, shrinking, self.align, per_mac=self.objective == "drop_per_mac")
+        measured = score.metrics(size)  # of a network that needed no step, too
+        spent = ceil(score.macs / max(1, model.costs.measure("macs", model.costs.full)))
+        metrics = {**measured, "examples": float(spent), "steps": float(steps)}
+        metrics |= reported_units(size, model)
         return self.answer(task, Patch({}, task.patch.cut), len(data), metrics)
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
@@ -228,22 +213,4 @@ class FedCS(PartialAggregation):
         if task.round >= self.warmup_rounds:
             return super().work(task, model)
         model.costs.record("macs")  # every step has random widths, of which none comes again
-        steps = self.local.steps_for(task.client.num_examples)
-        passes = [model.cost(cut).macs for step in range(steps) for cut in self.step_cuts(task, step, model)]
-        held = model.cost(task.patch.cut)
-        return Cost(held.params, 3 * sum(passes) // steps, held.bytes)
-
-
-def _can_run_all(budget: Budget, model: ElasticModel) -> bool:
-    """Whether a budget pays for the full network."""
-    limits = {name: limit for name, limit in budget.limits.items() if limit != 1}
-    full = absolute_limits(model.costs, Budget(macs=1, params=1, bytes=1))
-    return all(name in full and limit >= full[name] for name, limit in limits.items())
-
-
-def _widths(update: Update, model: ElasticModel) -> dict[str, int]:
-    """What a client says it found; nothing where that is no architecture, so that it will keep a uniform width."""
-    said = {n.removeprefix(UNITS): v for n, v in update.metrics.items() if n.startswith(UNITS)}
-    full = {group: model.groups.counts[group] for group in model.groups.elastic}
-    sound = said.keys() == full.keys() and all(v == int(v) and 1 <= v <= full[g] for g, v in said.items())
-    return {group: int(units) for group, units in said.items()} if sound else {}
+        return self.work_by_steps(task, model)

@@ -7,7 +7,6 @@ wider in one layer and narrower in another. FedUniform is FedPA with one width f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -24,9 +23,10 @@ from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import Policy
-from fedtailor.errors import FedtailorError, require, unknown
+from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client, ServerState, Task, Update
 from fedtailor.method import Method
+from fedtailor.methods.apfl.architectures import architecture
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
 
@@ -126,13 +126,3 @@ class FedPA(PartialAggregation):
 @dataclass(frozen=True)
 class FedUniform(PartialAggregation):
     """The paper's baseline: one width for all layers, the widest that the budget allows."""
-
-
-def architecture(widths: Mapping[str, int], model: ElasticModel) -> Cut:
-    """The cut that keeps so many units of each group; a group that is not named is kept whole."""
-    for group, units in widths.items():
-        if group not in model.groups.elastic:
-            raise unknown("channel group", group, model.groups.elastic)
-        full = model.groups.counts[group]
-        require(1 <= units <= full, f"units of group {group}", units, f"1 to {full}")
-    return Cut.of(model.groups, {group: range(units) for group, units in widths.items()})

@@ -7,11 +7,9 @@ p_max = the largest width of P within a client's budget, F_p = the first ceil(p 
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -20,17 +18,17 @@ from torch import Tensor
 from fedtailor.data.batches import Batch
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
-from fedtailor.elasticity.costing.expected import allowed_macs
 from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit_among
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, kept, prefix
+from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, prefix
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client, Reply, ServerState, Task
 from fedtailor.method import Method
-from fedtailor.methods.fjord.shares import mean_shares
+from fedtailor.methods.fjord.draws import drawn_units, drawn_width, largest_width, mixed_prefixes
+from fedtailor.methods.fjord.shares import shares_of
 from fedtailor.methods.registry import register
 from fedtailor.objective import distillation_loss
 from fedtailor.seeds import Seeds
@@ -166,11 +164,8 @@ class FjORD(Method):
         return total
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
-        """The mean over the client's steps, teachers included: the draws are derived, so the server knows them."""
-        steps = self.local.steps_for(task.client.num_examples)
-        passes = [model.cost(cut).macs for step in range(steps) for cut in self.step_cuts(task, step, model)]
-        held = model.cost(task.patch.cut)
-        return Cost(held.params, 3 * sum(passes) // steps, held.bytes)
+        """The mean over the client's steps, teachers included."""
+        return self.work_by_steps(task, model)
 
     def random_cut(self, client: Client, round: int, model: ElasticModel, seeds: Seeds) -> Cut | None:
         """FjORD + eFD: random units of the next larger width, the same for all steps of a client's round.
@@ -184,31 +179,19 @@ class FjORD(Method):
         if not larger:
             return None
         share = max(1 - Fraction(f"{self.random_drop:.12g}"), own / larger[0])
-        whole, channels = self.cut_at(larger[0], model), {}
-        for group in self.cut_at(own, model).channels:
-            units = whole.count(group, model.groups.counts[group])
-            generator = seeds.numpy(f"random drop {group}", client=client.id, round=round)
-            channels[group] = np.sort(generator.choice(units, kept(share, units), replace=False)).tolist()
-        return Cut.of(model.groups, channels)
+        dropping = self.cut_at(own, model).channels
+        return drawn_units(self.cut_at(larger[0], model), dropping, share, model.groups, client, round, seeds)
 
     def _mixed_cut(
         self, widths: Sequence[Fraction], generator: np.random.Generator, model: ElasticModel
     ) -> Cut:
         sliced = self.cut_at(self.candidates[0], model).channels
-        drawn = {group: self._draw(widths, generator) for group in sliced}
-        counts = {
-            group: kept(width, model.groups.counts[group], self.align) for group, width in drawn.items()
-        }
-        return Cut.of(model.groups, {group: range(count) for group, count in counts.items()})
+        return mixed_prefixes(sliced, lambda: self._draw(widths, generator), model.groups, self.align)
 
     def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
         """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""
-
-        def solve() -> tuple[float, ...]:
-            costs = [float(model.cost(self.cut_at(width, model)).macs) for width in self.candidates]
-            return mean_shares(costs, allowed_macs(model.costs, budget), budget)
-
-        return model.once(("shares", self, budget), solve)  # a client's steps all ask the same
+        networks = [self.cut_at(width, model) for width in self.candidates]
+        return model.once(("shares", self, budget), lambda: shares_of(networks, budget, model))
 
     def _shares(self, task: Task, model: ElasticModel) -> Sequence[float]:
         budget = task.client.budget
@@ -220,13 +203,4 @@ class FjORD(Method):
         generator: np.random.Generator,
         shares: Sequence[float] | None = None,
     ) -> Fraction:
-        """One of the first widths of P, with the probabilities of D_P given that it is one of them."""
-        weights = self.probabilities if shares is None else shares
-        bounds = list(accumulate(weights[: len(widths)] or [1.0] * len(widths)))
-        return widths[bisect(bounds, generator.random() * bounds[-1], hi=len(widths) - 1)]
-
-
-def largest_width(cut: Cut) -> Fraction:
-    """p_max of the client that holds a cut."""
-    assert cut.width is not None, "every cut of FjORD is made by a width"
-    return cut.width
+        return drawn_width(widths, self.probabilities if shares is None else shares, generator)

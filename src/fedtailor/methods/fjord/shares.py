@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.expected import allowed_macs
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
+
+
+def shares_of(networks: Sequence[Cut], budget: Budget, model: ElasticModel) -> tuple[float, ...]:
+    """Shares of ascending networks at which the mean multiply-accumulates are those that a budget allows."""
+    costs = [float(model.cost(cut).macs) for cut in networks]
+    return mean_shares(costs, allowed_macs(model.costs, budget), budget)
 
 
 def mean_shares(costs: Sequence[float], allowed: float, budget: Budget) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ a client moves along -g. Three estimates of how c changes with the probability o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,12 @@ Draw = Callable[[int], Cut]
 
 PASSES = {"hessian": 3, "score": 4, "surrogate": 1}  # forward and backward passes of one estimate
 ESTIMATORS = tuple(PASSES)
+
+
+def estimate_macs(how: str, forward: float, size: int) -> float:
+    """Multiply-accumulates of one estimate: its passes, each as three forward ones, and its transforms of ``size``."""
+    transforms = size * math.log2(size) * (4 if how == "score" else 2)
+    return 3 * forward * PASSES[how] + transforms
 
 
 @dataclass(frozen=True)

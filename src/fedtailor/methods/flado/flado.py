@@ -22,7 +22,6 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.expected import allowed_macs, project, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.names import tagged
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
@@ -30,19 +29,18 @@ from fedtailor.errors import require, unknown
 from fedtailor.messages import Client, ServerState, Task, Update
 from fedtailor.methods.flado.alignment import (
     ESTIMATORS,
-    PASSES,
     Alignment,
     Trajectory,
+    estimate_macs,
     sketched,
     trained_names,
 )
-from fedtailor.methods.flado.sketch import Transform
+from fedtailor.methods.flado.trajectory import SEED, SKETCH, trajectory_of, without_trajectory
 from fedtailor.methods.registry import register
 from fedtailor.methods.uniprob import UniProb, draw_active
 from fedtailor.seeds import Seeds
 
 MEAN = "probability of "  # what a client reports of a group, and the group's name
-SKETCH, SEED = tagged("trajectory", "sketch"), tagged("trajectory", "seed")  # what travels beside the weights
 
 
 @register("flado")
@@ -201,24 +199,6 @@ class Flado(UniProb):
         network = full if dense else min(full, allowed_macs(model.costs, task.client.budget))
         batch = min(self.local.batch_size, task.client.num_examples)
         size = trajectory_of(task.patch, model).transform.padded
-        sketches = size * math.log2(size) * (4 if self.estimator == "score" else 2)
-        once = 3 * network * batch * PASSES[self.estimator] + sketches
-        steps = self.local.steps
-        trained = (
-            self.local.epochs * task.client.num_examples if steps is None else steps * self.local.batch_size
-        )
+        once = estimate_macs(self.estimator, network * batch, size)
+        trained = self.local.examples_for(task.client.num_examples)
         return replace(local, macs=local.macs + round(self.alignment_steps(task) * once / trained))
-
-
-def trajectory_of(patch: Patch, model: ElasticModel) -> Trajectory:
-    """The sketch that travelled with a patch, and its own transform."""
-    size = sum(patch.values[name].numel() for name in trained_names(model))
-    sketch = patch.values[SKETCH]
-    return Trajectory(sketch, Transform(size, len(sketch), int(patch.values[SEED])))
-
-
-def without_trajectory(patch: Patch) -> Patch:
-    """The weights alone."""
-    return Patch(
-        {name: value for name, value in patch.values.items() if name not in (SKETCH, SEED)}, patch.cut
-    )

@@ -115,21 +115,21 @@ class FLANC(Method):
         """V spans most of the module's own weights, U_p fits them at width p; the rest is cut from the module."""
         start, values = model.weights(), dict[str, Tensor]()
         for each in self.plan(model).composed:
-            values[basis_of(each)] = principal_basis(start[each.tensor], each.fragment, each.bases)
+            values[each.basis] = principal_basis(start[each.tensor], each.fragment, each.bases)
         for width in self.candidates:
             cut = self.cut_at(width, model)
             own = model.cut(start, cut).values
             values |= {tagged(name, cut.tag): own[name] for name in self.plan(model).private}
             for each in self.plan(model).composed:
                 inputs = start[each.tensor].shape[1]
-                fitted = fitted_coefficients(own[each.tensor], values[basis_of(each)], inputs)
-                values[coefficients_of(each, cut)] = fitted
+                fitted = fitted_coefficients(own[each.tensor], values[each.basis], inputs)
+                values[each.coefficients(cut)] = fitted
         return ServerState(0, values)
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """V, and U_p and the private tensors of the client's width."""
         cut, plan = self.largest_cut(client.budget, model), self.plan(model)
-        names = [name for each in plan.composed for name in (basis_of(each), coefficients_of(each, cut))]
+        names = [name for each in plan.composed for name in (each.basis, each.coefficients(cut))]
         names += [tagged(name, cut.tag) for name in plan.private]
         values = {name: state.weights[name] for name in names}
         return Task(client, state.round, Patch(values, cut), Reply(frozenset(values), cut), seeds)
@@ -139,7 +139,7 @@ class FLANC(Method):
     ) -> Any:
         values, steps = self._plain(weights, cut, model), {}
         for each in self.plan(model).composed:
-            basis, coefficients = weights[basis_of(each)], weights[coefficients_of(each, cut)]
+            basis, coefficients = weights[each.basis], weights[each.coefficients(cut)]
             if self._form(each, cut, model) == "composed":
                 values[each.tensor] = compose(basis, coefficients)
             else:
@@ -152,7 +152,7 @@ class FLANC(Method):
         """lambda * sum over layers of the squared error of V V^T against the identity."""
         if self.regulariser == "off":
             return None
-        bases = [weights[basis_of(each)] for each in self.plan(model).composed]
+        bases = [weights[each.basis] for each in self.plan(model).composed]
         return self.strength * torch.stack([orthogonality(basis, self.regulariser) for basis in bases]).sum()
 
     def loss(
@@ -168,12 +168,11 @@ class FLANC(Method):
         saved = 0
         for each in self.plan(model).composed:
             outputs, inputs = model.shape(each.tensor, cut)[:2]
-            dense = (each.positions or 0) * outputs * inputs * torch.Size(each.kernel).numel()
-            batch, form = self.local.batch_size, self._form(each, cut, model)
-            saved += 3 * (dense - each.macs(form, outputs, inputs, batch))
-        values = task.patch.values.items()
-        params = sum(value.numel() for name, value in values if plain(name) in model.parameters)
-        return replace(cost, params=params, macs=cost.macs - saved, bytes=task.patch.nbytes)
+            computed = each.macs(self._form(each, cut, model), outputs, inputs, self.local.batch_size)
+            saved += each.dense_macs(outputs, inputs) - computed
+        own = [value for name, value in task.patch.values.items() if plain(name) in model.parameters]
+        params = sum(value.numel() for value in own)
+        return replace(cost, params=params, macs=cost.macs - 3 * saved, bytes=task.patch.nbytes)
 
     @torch.no_grad()
     def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
@@ -181,7 +180,7 @@ class FLANC(Method):
         cut = self.largest_cut(budget, model)
         values = {name: value.clone() for name, value in self._plain(state.weights, cut, model).items()}
         for each in self.plan(model).composed:
-            basis, coefficients = state.weights[basis_of(each)], state.weights[coefficients_of(each, cut)]
+            basis, coefficients = state.weights[each.basis], state.weights[each.coefficients(cut)]
             values[each.tensor] = compose(basis, coefficients)
         return Deployed((Patch(values, cut),))
 
@@ -190,9 +189,9 @@ class FLANC(Method):
         """The paper's figures 5 and 6: V V^T, and the mean absolute coefficient of every fragment (column of U_p)."""
         found: Weights = {}
         for each in self.plan(model).composed:
-            found[f"gram/{each.tensor}"] = gram(state.weights[basis_of(each)])
+            found[f"gram/{each.tensor}"] = gram(state.weights[each.basis])
             for width in self.candidates:
-                coefficients = state.weights[coefficients_of(each, self.cut_at(width, model))]
+                coefficients = state.weights[each.coefficients(self.cut_at(width, model))]
                 means = coefficients.reshape(-1, each.bases).abs().mean(1)
                 found[f"coefficients/{each.tensor}/{width}"] = means
         return found
@@ -201,7 +200,7 @@ class FLANC(Method):
         """The private tensors of a width under the module's own names; absent biases are zero."""
         plan = self.plan(model)
         values = {name: weights[tagged(name, cut.tag)] for name in plan.private}
-        like = weights[basis_of(plan.composed[0])]
+        like = weights[plan.composed[0].basis]
         return values | {name: like.new_zeros(model.shape(name, cut)) for name in plan.absent}
 
     def _form(self, each: Composed, cut: Cut, model: ElasticModel) -> Form:
@@ -211,13 +210,3 @@ class FLANC(Method):
             return self.form
         outputs, inputs = model.shape(each.tensor, cut)[:2]
         return each.cheaper(outputs, inputs, self.local.batch_size)
-
-
-def basis_of(each: Composed) -> str:
-    """The name of V of a layer."""
-    return tagged(each.tensor, "basis")
-
-
-def coefficients_of(each: Composed, cut: Cut) -> str:
-    """The name of U_p of a layer."""
-    return tagged(tagged(each.tensor, "coefficients"), cut.tag)

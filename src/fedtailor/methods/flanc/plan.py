@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from fedtailor.data.batches import inputs_of
 from fedtailor.elasticity.costing.cost import examples_in
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.names import tagged
 from fedtailor.elasticity.cutting.selections import kept, prefix
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import POLICIES
@@ -43,6 +44,15 @@ class Composed:
     positions: int | None  # outputs per channel and example; None: the layer cannot be computed in two steps
 
     @property
+    def basis(self) -> str:
+        """The name of V."""
+        return tagged(self.tensor, "basis")
+
+    def coefficients(self, cut: Cut) -> str:
+        """The name of U_p of a width."""
+        return tagged(tagged(self.tensor, "coefficients"), cut.tag)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of the basis."""
         return (self.bases, self.fragment, *self.kernel)
@@ -54,6 +64,10 @@ class Composed:
             first = inputs * self.bases * area
             return positions * (first + outputs * (inputs // self.fragment) * self.bases)
         return positions * outputs * inputs * area + -(-outputs * inputs * area * self.bases // batch)
+
+    def dense_macs(self, outputs: int, inputs: int) -> int:
+        """Multiply-accumulates of one example's forward pass with a weight that need not be composed."""
+        return (self.positions or 0) * outputs * inputs * prod(self.kernel)
 
     def cheaper(self, outputs: int, inputs: int, batch: int) -> Form:
         """The form with fewer multiply-accumulates."""

@@ -18,15 +18,14 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import DEEPEST, Levels, Mask
-from fedtailor.elasticity.cutting.names import tagged
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running.layout import Layouts, laid_out
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client, Metrics, Reply, ServerState, Task, Update
 from fedtailor.method import Method
+from fedtailor.methods.ofa_fl.masks import mask_factors, masked
 from fedtailor.methods.ofa_fl.pruning import prunable, prune, requirements, rewind, unpruned
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
@@ -179,7 +178,8 @@ class OFAFL(Method):
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Masks as factors: dense tensors that are 0 outside a mask are trained, no kernel gains from single zeros."""
-        return replace(task, prepared={"masks": _masks(self.networks(task.reply.cut), model)})
+        masks = mask_factors(self.networks(task.reply.cut), model)
+        return replace(task, patch=model.spread(task.patch), prepared={"masks": masks})
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
         """The client's own network and all smaller ones; the loss is their mean."""
@@ -187,27 +187,9 @@ class OFAFL(Method):
 
     def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any:
         """A product with the mask also masks the gradient."""
-        return model.forward(_masked(weights, cut, task.prepared["masks"]), cut.unmasked, batch, mode="train")
+        return model.forward(masked(weights, cut, task.prepared["masks"]), cut.unmasked, batch, mode="train")
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """A full pass for each network: zeros are multiplied like other numbers."""
         one = super().work(task, model)
         return replace(one, macs=one.macs * len(self.networks(task.reply.cut)))
-
-
-def _masks(networks: Sequence[Cut], model: ElasticModel) -> Weights:
-    """Masks as factors, in the memory layout in which the client trains."""
-    layout, masks = Layouts(model).at(Cut.everything()), {}
-    for cut in networks:
-        if (mask := cut.sparse) is None:
-            continue
-        for name in mask.levels.maps:
-            masks[tagged(name, cut.tag)] = mask.of(name).to(model.dtype(name))
-    return laid_out(masks, layout)
-
-
-def _masked(weights: Weights, cut: Cut, masks: Weights) -> Weights:
-    if cut.sparse is None:
-        return weights
-    factors = {name: masks[tagged(name, cut.tag)] for name in cut.sparse.levels.maps}
-    return {name: value * factors[name] if name in factors else value for name, value in weights.items()}

@@ -1,0 +1,273 @@
+"""APFL: the paper's table and its figures 3 to 5 in small.
+
+    FEDTAILOR_DATA=... python -m reproduce.apfl.run [--list] [--workers N] [experiment ...]
+    python -m reproduce.apfl.run --draw
+
+An experiment is a split and a fleet: APFL, FedUniform, and FedAvg at half the width, which is the same for both fleets.
+Call it again after an interruption: what is in results.json or finished below runs/apfl is not repeated. Scripts side
+by side must not share runs: give them different experiments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.data.batches import Examples
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running import norm
+from fedtailor.elasticity.running.norm import POLICIES
+from fedtailor.report.accounting import Spent, spending
+from fedtailor.run.interface import Run, resume
+from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.storage.run_folder import Row, RunFolder
+from reproduce.shared import charts
+from reproduce.shared.figures import costs, percent
+from reproduce.shared.papers import Paper, Variants
+from reproduce.shared.results import Result, Results
+
+CONFIG = "reproduce/apfl/cifar10-small.toml"
+COMMON = 2000  # images of the common test set on which every network is evaluated in the end
+TARGETS = (0.2, 0.25, 0.3, 0.35)  # accuracies whose price in bytes is asked for
+
+METHODS = {  # the baselines have no warm-up and no search: as many rounds as FedPA has
+    "apfl": (),
+    "feduniform": ('method={name = "feduniform", recalibrate = true, align = 8}', "rounds=30"),
+    # statistics measured, as in the others
+    "fedavg-half": ('method={name = "fedavg", width = "1/2", norm = "static", align = 8}', "rounds=30"),
+}
+
+
+# What a finished run says
+
+
+def networks(folder: RunFolder) -> Result:
+    """What every client's networks reach on its own and on common images, and what they cost; means over clients."""
+    run, rows = resume(folder.path), folder.rows()
+    one = None if run.method.norm == "local" else run.deploy(run.fleet.tiers[0].budget).patches[0]
+    clients = [_client(run, number, one) for number in range(run.data.num_clients)]
+    tiers = {
+        tier.name: [client for client in clients if client["tier"] == tier.name] for tier in run.fleet.tiers
+    }
+    known = {tier: each for tier, each in tiers.items() if each}
+    before = [row for row in rows if _before_training(row)]
+    return {
+        **_mean(clients),
+        **costs(rows),
+        "tiers": {
+            tier: {"clients": len(each), **_mean(each), **_architectures(each)}
+            for tier, each in known.items()
+        },
+        "bytes_before_training": sum(row["bytes_down"] + row["bytes_up"] for row in before),
+        "bytes_to_reach": _bytes_to_reach(clients, rows),
+        "seconds_by_stage": _by_stage(rows),
+        **_searched(rows),
+    }
+
+
+def _client(run: Run, number: int, one: Patch | None) -> Result:
+    """*Loc* and *Glo* of one client; FedAvg gives everyone the same ``one`` network, so both are that.
+
+    *Loc* once more with the statistics that the client tracked in its last training, which is what the paper does.
+    """
+    fleet, model = run.fleet.capacity(run.data.sizes, run.state.round, run.seeds), run.model
+    own_images = run.data.examples_for(number, "evaluate")
+    common = run.data.test.subset(torch.arange(COMMON).numpy())
+    if one is None:
+        own = run.personal(number)
+        kept = Checkpoint(run.state, run.memories).memory_of(number)[1]
+        found = {"loc": own}
+        if own.cut != Cut.everything():
+            found["glo"] = _super_network(run, number)
+        tracked = {"loc (tracked), own images": accuracy(model, norm.with_own(model, own, kept), own_images)}
+    else:
+        own, found, tracked = one, {"loc": one}, {}
+    scores = {
+        network: (accuracy(model, patch, own_images), accuracy(model, patch, common))
+        for network, patch in found.items()
+    }
+    scores.setdefault("glo", scores["loc"])  # of the same network
+    cost, groups = model.cost(own.cut), model.groups
+    return {
+        "client": number,
+        "tier": fleet[number].tier,
+        "macs": cost.macs,
+        "params": cost.params,
+        "accuracy": {
+            f"{network}, {place} images": scores[network][index]
+            for index, place in enumerate(("own", "common"))
+            for network in ("loc", "glo")
+        }
+        | tracked,
+        "ratios": [
+            round(own.cut.width(group, groups.counts[group]) / groups.counts[group], 4)
+            for group in groups.elastic
+        ],
+    }
+
+
+def accuracy(model: ElasticModel, patch: Patch, images: Examples) -> float:
+    """Of one network, in per cent."""
+    return percent(evaluate_patches(model, [patch], images)["accuracy"])
+
+
+def _super_network(run: Run, number: int) -> Patch:
+    """The whole network, its norms calibrated on the client's training images."""
+    model = run.model
+    patch = model.cut(run.state.weights, Cut.everything(), POLICIES["local"].travelling(model))
+    data = run.data.client(number)
+    statistics, _ = norm.measure_statistics(model, patch, data, run.method.local.batch_size)
+    return norm.with_own(model, patch, statistics)
+
+
+def _mean(clients: list[Result]) -> Result:
+    """Over some clients: accuracies, and what a network costs."""
+    names = clients[0]["accuracy"]
+    return {
+        "accuracy": {name: round(fmean(each["accuracy"][name] for each in clients), 2) for name in names},
+        "network": {key: round(fmean(each[key] for each in clients)) for key in ("macs", "params")},
+    }
+
+
+def _architectures(clients: list[Result]) -> Result:
+    """The mean L2 distance between the shrink ratios of two clients, and the ratios where clients differ."""
+    ratios = [torch.tensor(client["ratios"]) for client in clients]
+    pairs = [float(torch.linalg.vector_norm(one - other)) for one, other in combinations(ratios, 2)]
+    distance = round(fmean(pairs), 4) if pairs else None
+    shown = {"ratios": {str(client["client"]): client["ratios"] for client in clients}} if distance else {}
+    return {"distance": distance, **shown}
+
+
+def _before_training(row: Row) -> bool:
+    """Warm-up and search: they cost, but their networks are not those that are trained in the end."""
+    return bool(row.get("stage", "fedpa") != "fedpa")
+
+
+def _bytes_to_reach(clients: list[Result], rows: list[Row]) -> dict[str, int | None]:
+    """What had been sent when the mean of *Loc* over clients first reached an accuracy in an evaluation of training."""
+    share = {tier: count / len(clients) for tier, count in Counter(c["tier"] for c in clients).items()}
+    training = {row["round"] for row in rows if not _before_training(row)}
+    courses = [spending(rows, tier=tier) for tier in share]
+
+    def value(at: tuple[Spent, ...]) -> float:
+        return round(sum(part * each.value for part, each in zip(share.values(), at, strict=True)), 4)
+
+    course = [at for at in zip(*courses, strict=True) if at[0].round in training]
+    return {
+        f"{100 * target:g}": next((at[0].bytes for at in course if value(at) >= target), None)
+        for target in TARGETS
+    }
+
+
+def _by_stage(rows: list[Row]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for row in rows:
+        stage = row.get("stage", "training")
+        seconds[stage] = round(seconds.get(stage, 0.0) + row["seconds"], 1)
+    return seconds
+
+
+def _searched(rows: list[Row]) -> Result:
+    """How well the networks did that clients found, before training, on the examples of the search."""
+    told = {
+        client: percent(each["accuracy"])
+        for row in rows
+        if row.get("stage") == "search"
+        for client, each in row["reported"].items()
+    }
+    return {"accuracy_in_search": told} if told else {}
+
+
+READ = (networks,)
+WITHOUT_FEDAVG = {
+    name: METHODS[name] for name in ("apfl", "feduniform")
+}  # that of iid-high: the fleet is the same to it
+EXPERIMENTS = (
+    Variants("iid-high", CONFIG, METHODS, 2, figures=READ),
+    Variants("dirichlet-high", CONFIG, METHODS, 2, ("data.partition=dirichlet",), READ),
+    Variants("iid-low", CONFIG, WITHOUT_FEDAVG, 2, ("fleet.name=low",), READ),
+)
+
+
+# Figures
+
+Found = dict[tuple[str, str], list[Result]]  # setting, method -> runs
+
+
+def draw(results: Results, folder: Path) -> None:
+    """What can be drawn of what is there, and a table."""
+    found: Found = {}
+    for experiment in EXPERIMENTS:
+        runs = results.runs(experiment.name)
+        if experiment.name == "iid-low":
+            runs |= {"fedavg-half": results.runs("iid-high").get("fedavg-half", {})}
+        for method in METHODS:
+            if runs.get(method):
+                found[experiment.name, method] = list(runs[method].values())
+    for (setting, method), seeds in found.items():
+        names = seeds[0]["accuracy"]
+        means = {name: round(fmean(run["accuracy"][name] for run in seeds), 2) for name in names}
+        print(f"{setting:15} {method:12} {means}")
+    for number, panels in {3: _kept(found), 4: _traffic(found), 5: _network_costs(found)}.items():
+        if panels:
+            charts.write(folder / f"apfl-figure-{number}.svg", panels)
+
+
+def _kept(found: Found) -> list[str]:
+    """Figure 3: the share of units kept of every group, for each client of a tier below the largest, first seed."""
+    panels: list[str] = []
+    for (setting, method), runs in found.items():
+        if method == "apfl":
+            tier = "0.75" if setting.endswith("high") else "0.5"
+            ratios = runs[0]["tiers"][tier]["ratios"]
+            series = {f"client {client}": list(enumerate(kept)) for client, kept in ratios.items()}
+            title = f"{setting}, tier {tier}: share of units kept, by channel group"
+            panels.append(charts.lines(title, series, charts.HEIGHT * len(panels)))
+    return panels
+
+
+def _network_costs(found: Found) -> list[str]:
+    """Figure 5: mean MACs and parameters of the clients' networks."""
+    panels: list[str] = []
+    for key, unit, size in (("macs", "million MACs", 1e6), ("params", "thousand parameters", 1e3)):
+        groups: dict[str, dict[str, float]] = {}
+        for (setting, method), runs in found.items():
+            groups.setdefault(setting, {})[method] = fmean(run["network"][key] for run in runs) / size
+        if groups:
+            title = f"mean {unit} of a client's network"
+            panels.append(charts.bars(title, groups, charts.HEIGHT * len(panels)))
+    return panels
+
+
+def _traffic(found: Found) -> list[str]:
+    """Figure 4: megabytes until clients reach an accuracy, with warm-up and search and, as in the paper, without."""
+    panels: list[str] = []
+    for setting in dict.fromkeys(setting for setting, _ in found):
+        groups: dict[str, dict[str, float]] = {f"{100 * target:g} %": {} for target in TARGETS}
+        for target, method in (
+            (target, method) for target in TARGETS for at, method in found if at == setting
+        ):
+            runs = found[setting, method]
+            reached = [run["bytes_to_reach"][f"{100 * target:g}"] for run in runs]
+            if None in reached:
+                continue
+            bars = groups[f"{100 * target:g} %"]
+            bars[method] = fmean(reached) / 1e6
+            before = fmean(run["bytes_before_training"] for run in runs)
+            if before:
+                bars[f"{method}, training alone"] = (fmean(reached) - before) / 1e6
+        if any(groups.values()):
+            title = f"{setting}: megabytes until clients reach an accuracy"
+            panels.append(charts.bars(title, groups, charts.HEIGHT * len(panels)))
+    return panels
+
+
+if __name__ == "__main__":
+    Paper(Path(__file__), __doc__, EXPERIMENTS, draw).main()

@@ -1,0 +1,33 @@
+"""Six ways to choose the channels that a device trains, on Fashion-MNIST.
+
+    FEDTAILOR_DATA=... python -m reproduce.channels.run [--list] [experiment ...]
+
+The setting is FjORD's, and so are four of the methods: their runs are shared with reproduce.fjord.run, whichever comes
+first. Call it again after an interruption: finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reproduce.fjord.run import FASHION, METHODS
+from reproduce.shared.papers import Experiment, Paper
+
+OTHERS = (
+    "efd",
+    "federated-dropout",
+    "uniprob",
+    "fedrolex",
+    "fedrolex:phase=independent",
+    "splitmix:base=1/5",
+)
+# What scaling does where nothing normalises.
+UNSCALED = ("heterofl:scaler=false", "uniprob:inverted_scaling=false")
+
+EXPERIMENTS = (
+    Experiment("fashion-iid", FASHION, (*METHODS, *OTHERS, *UNSCALED), 2),
+    Experiment("fashion-dirichlet", FASHION, (*METHODS, *OTHERS), 2, ("data.partition=dirichlet",)),
+)
+
+if __name__ == "__main__":
+    Paper(Path(__file__), __doc__, EXPERIMENTS, runs="fjord").main()

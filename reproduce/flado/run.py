@@ -1,0 +1,94 @@
+"""Flado at equal FLOPs: ten or all of 100 clients in a round, estimators of the alignment, and what else was tried.
+
+    FEDTAILOR_DATA=... python -m reproduce.flado.run [--list] [experiment ...]
+
+Without names all experiments run. Call it again after an interruption: what is in results.json or finished below
+runs/flado is not repeated. Each run says what it had spent when it reached an accuracy with the network of the largest
+budget; each run of Flado also how well local steps followed the global update, and how far probabilities moved.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+from fedtailor.report.accounting import Spent, best, spending, to_reach
+from fedtailor.storage import generations
+from fedtailor.storage.checkpoint import decode_checkpoint
+from fedtailor.storage.run_folder import CHECKPOINTS, RunFolder
+from reproduce.shared.figures import accuracies, ending, percent
+from reproduce.shared.papers import Experiment, Paper
+from reproduce.shared.results import Result
+
+FASHION = "reproduce/flado/fashion-mnist-small.toml"
+FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
+METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
+TRIED = (
+    "flado:estimator=surrogate",
+    "flado:alignment_step=0.3:smallest_probability=0.1",
+    "flado:estimator=surrogate:alignment_network=full:alignment_step=0.5:smallest_probability=0.1",
+    "flado:inverted_scaling=false",
+    "uniprob:inverted_scaling=false",
+)
+EVERYONE = ("clients_per_round=100", "rounds=30", "evaluate_every=2")
+SHORT = 50  # rounds of variants: at a constant rate they compare with the first rounds of the default
+SETTLED = 10  # rounds before alignment is looked at
+TARGETS = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6)
+LAST = 5  # evaluations that are averaged: single ones vary by several points
+
+
+def spent(folder: RunFolder) -> Result:
+    """Best accuracy, the mean over the last evaluations, and the cost of common targets, in FLOPs and parameters."""
+    rows = folder.rows()
+    course = spending(rows)
+    late = [accuracies(row) for row in rows if row.get("tiers")][-LAST:]
+    reached = {f"{100 * target:g}": to_reach(course, target) for target in TARGETS}
+    found: Result = {
+        "last_five": {tier: round(fmean(each[tier] for each in late), 2) for tier in late[0]},
+        "best": _point(best(course)),
+        "to_reach": {target: _point(point) if point else None for target, point in reached.items()},
+    }
+    early = [point for point in course if point.round <= SHORT]
+    if len(early) < len(course):
+        mean = round(fmean(percent(point.value) for point in early[-LAST:]), 2)
+        first = {"best": percent(best(early).value), "last_five": mean, "flops": early[-1].flops}
+        found[f"first_{SHORT}_rounds"] = first
+    return found
+
+
+def _point(point: Spent) -> Result:
+    parameters = round(point.parameters)
+    return {
+        "round": point.round, "accuracy": percent(point.value), "flops": point.flops, "parameters": parameters,
+    }  # fmt: skip
+
+
+def alignment(folder: RunFolder) -> Result:
+    """How well local steps follow the last global update, and how far probabilities moved; nothing for others."""
+    told = [each for row in folder.rows()[SETTLED:] for each in row.get("reported", {}).values()]
+    cosines = [each["cosine"] for each in told if "cosine" in each]
+    if not cosines:
+        return {}
+    end = decode_checkpoint(generations.newest(folder.path / CHECKPOINTS).generation.payload)
+    kept = [end.memory_of(client)[1]["probabilities"] for client in end.memories]
+    return {
+        "alignment": {
+            "mean_cosine": round(fmean(cosines), 4),
+            "share_above_zero": round(fmean(cosine > 0 for cosine in cosines), 3),
+            "mean_deviation_of_p_within_a_client": round(fmean(float(p.std(correction=0)) for p in kept), 4),
+            "mean_smallest_p": round(fmean(float(p.min()) for p in kept), 4),
+            "mean_largest_p": round(fmean(float(p.max()) for p in kept), 4),
+        }
+    }
+
+
+READ = (ending, spent, alignment)
+EXPERIMENTS = (
+    Experiment("tenth", FASHION, METHODS, 2, figures=READ),
+    Experiment("everyone", FASHION, METHODS, 1, EVERYONE, READ),
+    Experiment("score", FASHION, ("flado:estimator=score",), 1, ("rounds=75",), READ),
+    Experiment("tried", FASHION, TRIED, 1, (f"rounds={SHORT}",), READ),
+)
+
+if __name__ == "__main__":
+    Paper(Path(__file__), __doc__, EXPERIMENTS).main()

@@ -1,0 +1,134 @@
+"""OFA-FL: figures 2 to 4 of the paper in small, and the rule of convergence instead of a schedule.
+
+    FEDTAILOR_DATA=... python -m reproduce.ofa_fl.run [--list] [experiment ...]
+    python -m reproduce.ofa_fl.run --draw
+
+`mlp` and `cnn` compare OFA-FL, LTP and one-shot pruning, globally and layer by layer; `cifar10` shows how accuracy
+drops and recovers. Call it again after an interruption: what is in results.json or finished below runs/ofa_fl is not
+repeated.
+"""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from pathlib import Path
+
+from fedtailor.storage.run_folder import Row, RunFolder
+from reproduce.shared import charts
+from reproduce.shared.figures import accuracies, ending
+from reproduce.shared.papers import Paper, Variants
+from reproduce.shared.results import Result, Results
+
+MLP = "reproduce/ofa_fl/mnist-mlp.toml"
+CNN = "reproduce/ofa_fl/mnist-cnn-small.toml"
+CIFAR10 = "reproduce/ofa_fl/cifar10-small.toml"
+
+METHODS = {
+    "ofa-fl": (),
+    "ltp": ("method.joint_loss=false",),
+    "one-shot": ("method.joint_loss=false", "method.rewind=false", "method.pruning=one-shot"),
+}
+EVERY = METHODS | {f"{name}-layerwise": (*own, "method.layerwise=true") for name, own in METHODS.items()}
+
+
+def moments(folder: RunFolder) -> Result:
+    """The two rounds that the paper reports, the best on average and the last; and the rounds that began with an event.
+
+    As in the paper, only rounds in which all densities take part are candidates for the best one.
+    """
+    rows = folder.rows()
+    evaluated = [row for row in rows if row.get("tiers")]
+    most = max(len(row["supported"]) for row in evaluated)
+    complete = [row for row in evaluated if len(row["supported"]) == most]
+    best = max(complete, key=lambda row: statistics.mean(accuracies(row).values()))
+    grown = [
+        row["round"] for before, row in pairwise(rows) if len(row["supported"]) > len(before["supported"])
+    ]
+    return {
+        "best": {**_moment(best), "accuracy": accuracies(best)},
+        "final": _moment(evaluated[-1]),
+        "events": grown,
+    }
+
+
+def _moment(row: Row) -> Result:
+    """The mean over the densities and the variance across them, in per cent and its square."""
+    values = list(accuracies(row).values())
+    spread = {"mean": round(statistics.mean(values), 3), "variance": round(statistics.pvariance(values), 4)}
+    return {"round": row["round"], **spread}
+
+
+def series(folder: RunFolder) -> Result:
+    """The accuracy of every density in every evaluated round, for figure 4."""
+    rows = [row for row in folder.rows() if row.get("tiers")]
+    return {
+        "series": [
+            {"round": row["round"], "supported": len(row["supported"]), "accuracy": accuracies(row)}
+            for row in rows
+        ]
+    }
+
+
+READ = (ending, moments)
+EXPERIMENTS = (
+    Variants("mlp", MLP, EVERY, 2, figures=READ),
+    Variants("cnn", CNN, EVERY, 2, figures=READ),
+    Variants("cifar10", CIFAR10, {"ofa-fl": ()}, figures=(*READ, series)),
+    Variants("convergence", MLP, {"ofa-fl": ("method.trigger=convergence",)}, figures=READ),
+)
+
+
+# Figures
+
+
+def draw(results: Results, folder: Path) -> None:
+    """Every figure of which all runs are there, and a table of means and variances."""
+    for experiment, number in zip(EXPERIMENTS[:2], (2, 3), strict=True):
+        runs = results.runs(experiment.name)
+        if sum(len(seeds) for seeds in runs.values()) < experiment.seeds * len(experiment.methods):
+            continue
+        panels: list[str] = []
+        for when, called in (("best", "round of the best average"), ("final", "last round")):
+            title = f"{experiment.name}, {called}: accuracy (%) by density"
+            top = charts.HEIGHT * len(panels)
+            panels.append(charts.lines(title, _by_density(runs, when), top, dashed="layer-wise"))
+            _print_spread(experiment.name, runs, when)
+        charts.write(folder / f"ofa-figure-{number}.svg", panels)
+    for run in results.runs("cifar10").get("ofa-fl", {}).values():
+        title = "CIFAR-10: accuracy (%) of every density by round"
+        charts.write(folder / "ofa-figure-4.svg", [charts.lines(title, _by_round(run["series"]))])
+
+
+def _by_density(runs: dict[str, dict[str, Result]], when: str) -> dict[str, list[tuple[float, float]]]:
+    """The mean over the seeds: one line for each method and scope."""
+    lines = {}
+    for method in EVERY:
+        found = [
+            run["best"]["accuracy"] if when == "best" else run["accuracy"] for run in runs[method].values()
+        ]
+        points = [(float(tier), statistics.mean(each[tier] for each in found)) for tier in found[0]]
+        lines[method.replace("-layerwise", ", layer-wise")] = sorted(points)
+    return lines
+
+
+def _by_round(series: list[Result]) -> dict[str, list[tuple[float, float]]]:
+    """A density that has not been pruned for yet counts as 0, as in the paper."""
+    lines: dict[str, list[tuple[float, float]]] = {tier: [] for tier in reversed(series[0]["accuracy"])}
+    for point in series:
+        for place, tier in enumerate(lines):
+            there = place < point["supported"]
+            lines[tier].append((point["round"], point["accuracy"][tier] if there else 0.0))
+    return lines
+
+
+def _print_spread(experiment: str, runs: dict[str, dict[str, Result]], when: str) -> None:
+    print(f"{experiment}, {when}: mean accuracy over densities and seeds, mean variance across densities")
+    for method in EVERY:
+        found = [run[when] for run in runs[method].values()]
+        mean, variance = (statistics.mean(each[key] for each in found) for key in ("mean", "variance"))
+        print(f"  {method:20} {mean:6.2f}  {variance:9.4f}")
+
+
+if __name__ == "__main__":
+    Paper(Path(__file__), __doc__, EXPERIMENTS, draw).main()
