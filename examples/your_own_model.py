@@ -19,7 +19,7 @@ from fedtailor import FedtailorError, train
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.tracing.rules import Site, function_rule
-from fedtailor.elasticity.tracing.units import Labels
+from fedtailor.elasticity.tracing.units import Numbers
 
 
 class Attention(nn.Module):
@@ -74,10 +74,10 @@ def main() -> None:
         print(f"   {error}\n")
 
     @function_rule(torch.fft.fft)
-    def fourier(site: Site) -> Labels:
+    def fourier(site: Site) -> Numbers:
         x = site.operand()
         site.fix_axes(x, [site.argument(2, "dim", -1)], "is mixed by")  # that axis must stay whole ...
-        return x.labels  # ... and the others pass through
+        return x.numbers  # ... and the others pass through
 
     print("2. With a rule for it, the model explains itself:\n")
     module = MyNetwork()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from fedtailor.elasticity.cutting.cut import Cut, as_units
+from fedtailor.elasticity.cutting.encoding import cut_value
+from fedtailor.record import Cohort, Covered, RoundRecord, Spent
 
 TIERS = {"0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8, "1": 1.0}
 METHODS = {"fedavg": 0.86, "heterofl": 0.93, "fjord": 0.94, "fedrolex": 0.90, "splitmix": 0.91}
@@ -36,12 +41,10 @@ def write_run(
     folder.mkdir(parents=True)
     numbers = np.random.default_rng([seed, len(method)])
     shared = np.random.default_rng(seed).normal(0, 0.01)  # what a seed does to every method
-    rows, notes = [], []
+    records = []
     for round in range(1, rounds + 1):
-        rows.append(row_of(round, level + shared, method, numbers))
-        notes.append(note_of(round, method))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
+        records.append(record_of(round, level + shared, method, numbers))
+    write_records(folder, records)
     (folder / "setup.json").write_text(json.dumps(setup_of(seed)))
     (folder / "environment.json").write_text(json.dumps({"packages": {"torch": "2.13.0"}, "threads": 1}))
     (folder / "config.toml").write_text(
@@ -52,30 +55,43 @@ def write_run(
     return folder
 
 
-def row_of(round: int, level: float, method: str, numbers: np.random.Generator) -> dict:
+def write_records(folder: Path, records: Sequence[RoundRecord]) -> None:
+    """The files of a run that hold its rounds."""
+    rows = [record.as_row() for record in records]
+    lines = [
+        {"round": record.round, "coverage": [vars(each) for each in record.coverage]} for record in records
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "coverage.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def record_of(round: int, level: float, method: str, numbers: np.random.Generator) -> RoundRecord:
     climbed = level * (1 - np.exp(-round / 25))
     tiers = {
         tier: {"loss": float(1 - climbed), "accuracy": float(np.clip(score + numbers.normal(0, 0.004), 0, 1))}
         for tier, score in ((tier, climbed - 0.1 * (1 - width)) for tier, width in TIERS.items())
     }
     size = 400_000 if method != "fedavg" else 90_000
-    return {
-        "round": round, "clients": 10, "merged": 10, "refused": {}, "abandoned": 0, "bytes_down": size,
-        "bytes_up": size, "macs": 70 * size, "train_loss": float(1 - climbed), "tiers": tiers,
-        "best_round": round, "resting": 0,
-    }  # fmt: skip
+    return RoundRecord(
+        round,
+        Cohort(asked=10, merged=10),
+        training=Spent(size, size, 70 * size),
+        train_loss=float(1 - climbed),
+        tiers=tiers,
+        best_round=round,
+        coverage=coverage_of(round, method),
+    )
 
 
-def note_of(round: int, method: str) -> dict:
+def coverage_of(round: int, method: str) -> list[Covered]:
     """HeteroFL's prefixes, or FedRolex' windows in lockstep."""
-    cuts = []
+    found = []
     for width in TIERS.values():
         count, start = round_up(width * WIDTH), round % WIDTH if method == "fedrolex" else 0
-        units = sorted((start + unit) % WIDTH for unit in range(count))
-        text = ",".join(map(str, units))
-        whole = {} if count == WIDTH else {"conv1": text, "conv2": text}
-        cuts.append({"count": 2, "channels": whole, "tags": []})
-    return {"round": round, "cuts": cuts}
+        units = as_units(sorted((start + unit) % WIDTH for unit in range(count)), WIDTH, "conv1")
+        channels = {} if count == WIDTH else {"conv1": units, "conv2": units}
+        found.append(Covered(2, cut_value(Cut(channels))))
+    return found
 
 
 def round_up(value: float) -> int:

@@ -24,10 +24,12 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import POLICIES
-from fedtailor.report.accounting import Spent, spending
+from fedtailor.record import RoundRecord
+from fedtailor.report.accounting import Reached, course_of
+from fedtailor.report.targets import Records
 from fedtailor.run.interface import Run, resume
 from fedtailor.storage.checkpoint import Checkpoint
-from fedtailor.storage.run_folder import Row, RunFolder
+from fedtailor.storage.run_folder import RunFolder
 from reproduce.shared import charts
 from reproduce.shared.figures import costs, percent
 from reproduce.shared.papers import Paper, Variants
@@ -50,25 +52,25 @@ METHODS = {  # the baselines have no warm-up and no search: as many rounds as Fe
 
 def networks(folder: RunFolder) -> Result:
     """What every client's networks reach on its own and on common images, and what they cost; means over clients."""
-    run, rows = resume(folder.path), folder.rows()
+    run, records = resume(folder.path), folder.records()
     one = None if run.method.norm == "local" else run.deploy(run.fleet.tiers[0].budget).patches[0]
     clients = [_client(run, number, one) for number in range(run.data.num_clients)]
     tiers = {
         tier.name: [client for client in clients if client["tier"] == tier.name] for tier in run.fleet.tiers
     }
     known = {tier: each for tier, each in tiers.items() if each}
-    before = [row for row in rows if _before_training(row)]
+    before = [record for record in records if _before_training(record)]
     return {
         **_mean(clients),
-        **costs(rows),
+        **costs(records),
         "tiers": {
             tier: {"clients": len(each), **_mean(each), **_architectures(each)}
             for tier, each in known.items()
         },
-        "bytes_before_training": sum(row["bytes_down"] + row["bytes_up"] for row in before),
-        "bytes_to_reach": _bytes_to_reach(clients, rows),
-        "seconds_by_stage": _by_stage(rows),
-        **_searched(rows),
+        "bytes_before_training": sum(record.spent.bytes for record in before),
+        "bytes_to_reach": _bytes_to_reach(clients, records),
+        "seconds_by_stage": _by_stage(records),
+        **_searched(records),
     }
 
 
@@ -107,7 +109,7 @@ def _client(run: Run, number: int, one: Patch | None) -> Result:
         }
         | tracked,
         "ratios": [
-            round(own.cut.width(group, groups.counts[group]) / groups.counts[group], 4)
+            round(own.cut.count(group, groups.counts[group]) / groups.counts[group], 4)
             for group in groups.elastic
         ],
     }
@@ -145,18 +147,18 @@ def _architectures(clients: list[Result]) -> Result:
     return {"distance": distance, **shown}
 
 
-def _before_training(row: Row) -> bool:
+def _before_training(record: RoundRecord) -> bool:
     """Warm-up and search: they cost, but their networks are not those that are trained in the end."""
-    return bool(row.get("stage", "fedpa") != "fedpa")
+    return bool(record.method.get("stage", "fedpa") != "fedpa")
 
 
-def _bytes_to_reach(clients: list[Result], rows: list[Row]) -> dict[str, int | None]:
+def _bytes_to_reach(clients: list[Result], records: Records) -> dict[str, int | None]:
     """What had been sent when the mean of *Loc* over clients first reached an accuracy in an evaluation of training."""
     share = {tier: count / len(clients) for tier, count in Counter(c["tier"] for c in clients).items()}
-    training = {row["round"] for row in rows if not _before_training(row)}
-    courses = [spending(rows, tier=tier) for tier in share]
+    training = {record.round for record in records if not _before_training(record)}
+    courses = [course_of(records, tier=tier) for tier in share]
 
-    def value(at: tuple[Spent, ...]) -> float:
+    def value(at: tuple[Reached, ...]) -> float:
         return round(sum(part * each.value for part, each in zip(share.values(), at, strict=True)), 4)
 
     course = [at for at in zip(*courses, strict=True) if at[0].round in training]
@@ -166,21 +168,21 @@ def _bytes_to_reach(clients: list[Result], rows: list[Row]) -> dict[str, int | N
     }
 
 
-def _by_stage(rows: list[Row]) -> dict[str, float]:
+def _by_stage(records: Records) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for row in rows:
-        stage = row.get("stage", "training")
-        seconds[stage] = round(seconds.get(stage, 0.0) + row["seconds"], 1)
+    for record in records:
+        stage = record.method.get("stage", "training")
+        seconds[stage] = round(seconds.get(stage, 0.0) + record.seconds, 1)
     return seconds
 
 
-def _searched(rows: list[Row]) -> Result:
+def _searched(records: Records) -> Result:
     """How well the networks did that clients found, before training, on the examples of the search."""
     told = {
         client: percent(each["accuracy"])
-        for row in rows
-        if row.get("stage") == "search"
-        for client, each in row["reported"].items()
+        for record in records
+        if record.method.get("stage") == "search"
+        for client, each in record.reported.items()
     }
     return {"accuracy_in_search": told} if told else {}
 

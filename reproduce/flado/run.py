@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from fedtailor.report.accounting import Spent, best, spending, to_reach
+from fedtailor.report.accounting import Reached, best, course_of, to_reach
 from fedtailor.storage import generations
 from fedtailor.storage.checkpoint import decode_checkpoint
 from fedtailor.storage.run_folder import CHECKPOINTS, RunFolder
@@ -39,9 +39,9 @@ LAST = 5  # evaluations that are averaged: single ones vary by several points
 
 def spent(folder: RunFolder) -> Result:
     """Best accuracy, the mean over the last evaluations, and the cost of common targets, in FLOPs and parameters."""
-    rows = folder.rows()
-    course = spending(rows)
-    late = [accuracies(row) for row in rows if row.get("tiers")][-LAST:]
+    records = folder.records()
+    course = course_of(records)
+    late = [accuracies(record.tiers) for record in records if record.tiers][-LAST:]
     reached = {f"{100 * target:g}": to_reach(course, target) for target in TARGETS}
     found: Result = {
         "last_five": {tier: round(fmean(each[tier] for each in late), 2) for tier in late[0]},
@@ -56,7 +56,7 @@ def spent(folder: RunFolder) -> Result:
     return found
 
 
-def _point(point: Spent) -> Result:
+def _point(point: Reached) -> Result:
     parameters = round(point.parameters)
     return {
         "round": point.round, "accuracy": percent(point.value), "flops": point.flops, "parameters": parameters,
@@ -65,7 +65,7 @@ def _point(point: Spent) -> Result:
 
 def alignment(folder: RunFolder) -> Result:
     """How well local steps follow the last global update, and how far probabilities moved; nothing for others."""
-    told = [each for row in folder.rows()[SETTLED:] for each in row.get("reported", {}).values()]
+    told = [each for record in folder.records()[SETTLED:] for each in record.reported.values()]
     cosines = [each["cosine"] for each in told if "cosine" in each]
     if not cosines:
         return {}

@@ -14,7 +14,8 @@ import statistics
 from itertools import pairwise
 from pathlib import Path
 
-from fedtailor.storage.run_folder import Row, RunFolder
+from fedtailor.record import RoundRecord, Tiers
+from fedtailor.storage.run_folder import RunFolder
 from reproduce.shared import charts
 from reproduce.shared.figures import accuracies, ending
 from reproduce.shared.papers import Paper, Variants
@@ -37,35 +38,38 @@ def moments(folder: RunFolder) -> Result:
 
     As in the paper, only rounds in which all densities take part are candidates for the best one.
     """
-    rows = folder.rows()
-    evaluated = [row for row in rows if row.get("tiers")]
-    most = max(len(row["supported"]) for row in evaluated)
-    complete = [row for row in evaluated if len(row["supported"]) == most]
-    best = max(complete, key=lambda row: statistics.mean(accuracies(row).values()))
-    grown = [
-        row["round"] for before, row in pairwise(rows) if len(row["supported"]) > len(before["supported"])
-    ]
+    records = folder.records()
+    evaluated = [(record, record.tiers) for record in records if record.tiers]
+    most = max(_supported(record) for record, _ in evaluated)
+    complete = [(record, tiers) for record, tiers in evaluated if _supported(record) == most]
+    best, tiers = max(complete, key=lambda pair: statistics.mean(accuracies(pair[1]).values()))
+    grown = [record.round for before, record in pairwise(records) if _supported(record) > _supported(before)]
     return {
-        "best": {**_moment(best), "accuracy": accuracies(best)},
-        "final": _moment(evaluated[-1]),
+        "best": {**_moment(best.round, tiers), "accuracy": accuracies(tiers)},
+        "final": _moment(evaluated[-1][0].round, evaluated[-1][1]),
         "events": grown,
     }
 
 
-def _moment(row: Row) -> Result:
+def _supported(record: RoundRecord) -> int:
+    """How many densities have been pruned for."""
+    return len(record.method["supported"])
+
+
+def _moment(number: int, tiers: Tiers) -> Result:
     """The mean over the densities and the variance across them, in per cent and its square."""
-    values = list(accuracies(row).values())
+    values = list(accuracies(tiers).values())
     spread = {"mean": round(statistics.mean(values), 3), "variance": round(statistics.pvariance(values), 4)}
-    return {"round": row["round"], **spread}
+    return {"round": number, **spread}
 
 
 def series(folder: RunFolder) -> Result:
     """The accuracy of every density in every evaluated round, for figure 4."""
-    rows = [row for row in folder.rows() if row.get("tiers")]
     return {
         "series": [
-            {"round": row["round"], "supported": len(row["supported"]), "accuracy": accuracies(row)}
-            for row in rows
+            {"round": record.round, "supported": _supported(record), "accuracy": accuracies(record.tiers)}
+            for record in folder.records()
+            if record.tiers
         ]
     }
 

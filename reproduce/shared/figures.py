@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 
+from fedtailor.record import Tiers
 from fedtailor.report.tables import totals
-from fedtailor.storage.run_folder import ENVIRONMENT, Row, RunFolder
+from fedtailor.report.targets import Records, last_evaluation
+from fedtailor.storage.run_folder import ENVIRONMENT, RunFolder
 from reproduce.shared.results import Result
 
 
@@ -15,14 +17,14 @@ def percent(share: float) -> float:
     return round(100 * share, 3)
 
 
-def accuracies(row: Row) -> dict[str, float]:
-    """The accuracy of every tier in an evaluated round."""
-    return {tier: percent(values["accuracy"]) for tier, values in row["tiers"].items()}
+def accuracies(tiers: Tiers) -> dict[str, float]:
+    """The accuracy of every tier in an evaluation."""
+    return {tier: percent(values["accuracy"]) for tier, values in tiers.items()}
 
 
-def costs(rows: list[Row]) -> Result:
+def costs(records: Records) -> Result:
     """What all rounds together cost; who was refused is named where anyone was."""
-    total = totals(rows)
+    total = totals(records)
     found = {
         "rounds": total["rounds"],
         "bytes": total["bytes_down"] + total["bytes_up"],
@@ -34,18 +36,18 @@ def costs(rows: list[Row]) -> Result:
 
 def ending(folder: RunFolder) -> Result:
     """The accuracy of every tier at the end of a run, and what it cost."""
-    rows = folder.rows()
-    return {"accuracy": accuracies(rows[-1]), **costs(rows)}
+    records = folder.records()
+    return {"accuracy": accuracies(last_evaluation(records)), **costs(records)}
 
 
 def perplexity(folder: RunFolder) -> Result:
     """Of every tier at every evaluation: language models are judged by how it falls."""
     course = {
-        str(row["round"]): {
-            tier: float(f"{math.exp(values['loss']):.5g}") for tier, values in row["tiers"].items()
+        str(record.round): {
+            tier: float(f"{math.exp(values['loss']):.5g}") for tier, values in record.tiers.items()
         }
-        for row in folder.rows()
-        if row.get("tiers")
+        for record in folder.records()
+        if record.tiers
     }
     return {"perplexity": course}
 

@@ -16,7 +16,7 @@ from fedtailor.report.export import csv_text
 from fedtailor.report.folders import read_runs
 from fedtailor.report.live import watching
 from fedtailor.report.page import page
-from fedtailor.report.panels import all_panels
+from fedtailor.report.panels.all_panels import all_panels
 from synthetic_runs import write_run, write_runs
 
 pytestmark = pytest.mark.browser

@@ -7,7 +7,7 @@ import torch
 from published_files import write_mnist
 
 from fedtailor.data import DataSettings, dataset_names, describe, load_dataset, load_federated
-from fedtailor.data.sources import Layout, Source, register
+from fedtailor.data.sources import Edition, Source, register
 from fedtailor.errors import FedtailorError
 from fedtailor.seeds import Seeds
 
@@ -79,7 +79,7 @@ def test_several_folders(own_folders: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(FedtailorError, match="registered twice"):
-        register(Source("digits", "", (Layout((), lambda: None),)))
+        register(Source("digits", "", (Edition((), lambda: None),)))
 
 
 def test_load_federated() -> None:

@@ -14,6 +14,7 @@ import torch
 
 import fedtailor
 from fedtailor.engines.workers.luggage import NotPortable
+from fedtailor.record import Cohort, RoundRecord
 from fedtailor.report.tables import run_summary, totals
 from helpers import CLASSES, differing, image_data, tiny_cnn
 
@@ -102,17 +103,11 @@ def test_the_end_of_a_run_says_what_was_refused():
     run = fedtailor.train(tiny_cnn(), image_data(), **SETTINGS, engine={"workers": 0})
     summary = run_summary(run)
     assert (summary["refused"], summary["abandoned"], summary["resting"]) == ({}, 0, 0)
-    rows = [
-        {
-            **run.history[0].as_row(),
-            "seconds": 1,
-            "refused": {"late": 2, "absurd-step": 1},
-            "abandoned": 1,
-            "resting": 0,
-        },
-        {**run.history[1].as_row(), "seconds": 1, "refused": {"late": 1}, "abandoned": 2, "resting": 4},
+    records = [
+        RoundRecord(1, Cohort(refused={"late": 2, "absurd-step": 1}, abandoned=1, resting=0)),
+        RoundRecord(2, Cohort(refused={"late": 1}, abandoned=2, resting=4)),
     ]
-    total = totals(rows)
+    total = totals(records)
     assert (total["refused"], total["abandoned"], total["resting"]) == ({"absurd-step": 1, "late": 3}, 3, 4)
 
 

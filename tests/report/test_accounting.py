@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedtailor.errors import FedtailorError
+from fedtailor.record import RoundRecord, Spent
 from fedtailor.report.accounting import (
-    Spent,
+    Reached,
     best,
+    course_of,
     matching,
     pareto,
-    spending,
-    target_table,
     to_match,
     to_reach,
 )
 
 
-def rows_of(values: list[float | None], macs: int = 10, sent: int = 6) -> list[dict]:
-    """One row per value; None is a round without evaluation."""
+def records_of(values: list[float | None], macs: int = 10, sent: int = 6) -> list[RoundRecord]:
+    """One record per value; None is a round without evaluation."""
     return [
-        {
-            "round": number,
-            "macs": macs,
-            "bytes_down": sent,
-            "bytes_up": 2,
-            **({} if value is None else {"tiers": {"low": {"accuracy": 0.0}, "high": {"accuracy": value}}}),
-        }
+        RoundRecord(
+            number,
+            training=Spent(sent, 2, macs),
+            tiers=None if value is None else {"low": {"accuracy": 0.0}, "high": {"accuracy": value}},
+        )
         for number, value in enumerate(values, start=1)
     ]
 
 
 def test_costs_add_up_over_rounds_without_evaluation_too():
-    course = spending(rows_of([None, 0.5, None, 0.7]))
-    assert course == [Spent(2, 20, 16, 0.5), Spent(4, 40, 32, 0.7)]
+    course = course_of(records_of([None, 0.5, None, 0.7]))
+    assert course == [Reached(2, 20, 16, 0.5), Reached(4, 40, 32, 0.7)]
     assert (course[1].flops, course[1].parameters) == (80, 8)
-    assert spending(rows_of([0.5]), tier="low")[0].value == 0
+    assert course_of(records_of([0.5]), tier="low")[0].value == 0
 
 
 def test_the_first_evaluation_at_the_target_counts():
-    course = spending(rows_of([0.1, 0.6, 0.5, 0.6]))
+    course = course_of(records_of([0.1, 0.6, 0.5, 0.6]))
     assert to_reach(course, 0.5).round == 2
     assert to_reach(course, 0.6).round == 2
     assert to_reach(course, 0.61) is None
@@ -47,32 +47,22 @@ def test_the_first_evaluation_at_the_target_counts():
 
 
 def test_matching_the_best_of_another_run_is_a_difference():
-    slow, quick = spending(rows_of([0.1, 0.4, 0.5, 0.5])), spending(rows_of([0.6], macs=12, sent=10))
+    slow, quick = course_of(records_of([0.1, 0.4, 0.5, 0.5])), course_of(records_of([0.6], macs=12, sent=10))
     assert to_match(quick, slow) == {"rounds": -2, "flops": 24 - 60, "parameters": 3 - 6, "bytes": 12 - 24}
     assert to_match(slow, quick) is None
 
 
 def test_only_runs_that_nobody_beats_twice_are_on_the_front():
     points = {
-        "cheap": Spent(1, 10, 90, 1), "even": Spent(1, 50, 50, 1), "beaten": Spent(1, 60, 50, 1),
-        "quiet": Spent(1, 90, 10, 1), "worst": Spent(1, 95, 95, 1),
+        "cheap": Reached(1, 10, 90, 1), "even": Reached(1, 50, 50, 1), "beaten": Reached(1, 60, 50, 1),
+        "quiet": Reached(1, 90, 10, 1), "worst": Reached(1, 95, 95, 1),
     }  # fmt: skip
     assert pareto(points) == ["cheap", "even", "quiet"]
 
 
-def test_the_table_goes_by_rising_best_value():
-    table = target_table({"b": rows_of([0.2, 0.9]), "a": rows_of([0.5, 0.84])}, allowances=(0.05, 0.1))
-    assert [line["method"] for line in table] == ["a", "b"]
-    assert table[0]["difference"] is None
-    assert table[0]["targets"]["0.85"] is None
-    assert table[0]["targets"]["0.8"]["round"] == 2
-    assert table[1]["against"] == "a"
-    assert table[1]["difference"]["rounds"] == 0
-
-
 def test_matching_over_seeds_is_paired_and_below_zero_where_it_saves():
-    slow = [rows_of([0.2, 0.4, 0.6]), rows_of([0.2, 0.6])]
-    quick = [rows_of([0.6, 0.8], macs=5), rows_of([0.2, 0.8], macs=5)]
+    slow = [records_of([0.2, 0.4, 0.6]), records_of([0.2, 0.6])]
+    quick = [records_of([0.6, 0.8], macs=5), records_of([0.2, 0.8], macs=5)]
     first, second = matching({"quick": quick, "slow": slow})
     assert (first["method"], first["best"], first["round"]) == ("slow", 0.3, 2.5)  # the low tier has nothing
     assert "against" not in first
@@ -82,26 +72,26 @@ def test_matching_over_seeds_is_paired_and_below_zero_where_it_saves():
 
 
 def test_a_method_that_fails_with_one_seed_never_matches():
-    slow = [rows_of([0.6]), rows_of([0.6])]
-    one_sided = [rows_of([0.9]), rows_of([0.5])]
+    slow = [records_of([0.6]), records_of([0.6])]
+    one_sided = [records_of([0.9]), records_of([0.5])]
     assert matching({"slow": slow, "one-sided": one_sided})[1]["more"] is None
 
 
 def test_a_small_loss_is_better_and_what_is_no_number_does_not_count():
-    def rows(*losses):
+    def losing(*losses):
         return [
-            {**row, "tiers": {"all": {"loss": loss}}}
-            for row, loss in zip(rows_of([0.0] * len(losses)), losses, strict=True)
+            replace(record, tiers={"all": {"loss": loss}})
+            for record, loss in zip(records_of([0.0] * len(losses)), losses, strict=True)
         ]
 
-    worse, better = matching({"a": [rows(0.3, float("nan"))], "b": [rows(0.9, 0.5)]}, "loss")
+    worse, better = matching({"a": [losing(0.3, float("nan"))], "b": [losing(0.9, 0.5)]}, "loss")
     assert (worse["method"], worse["best"], better["best"]) == ("b", 0.5, 0.3)
     assert better["more"]["rounds"] == -1
-    assert matching({"a": [rows(float("nan"))]}, "loss") == []
+    assert matching({"a": [losing(float("nan"))]}, "loss") == []
 
 
 def test_bad_input_is_refused_by_name():
-    with pytest.raises(FedtailorError, match="no row of this run has an evaluation"):
-        spending(rows_of([None]))
+    with pytest.raises(FedtailorError, match="no round of this run has an evaluation"):
+        course_of(records_of([None]))
     with pytest.raises(FedtailorError, match="tier 'middle' has no 'accuracy'"):
-        spending(rows_of([0.5]), tier="middle")
+        course_of(records_of([0.5]), tier="middle")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor
-from fedtailor.charts.panel import Panel, RunRecord, panels_of
+from fedtailor.charts.panel import Panel, ReportedRun, panels_of
 from fedtailor.methods.apfl.fedcs import UNITS
 from fedtailor.methods.apfl.panel import mean_distance
 from fedtailor.methods.registry import get_method
@@ -40,7 +40,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
-def own_panel(method: str, folder: Path) -> tuple[Panel, RunRecord]:
+def own_panel(method: str, folder: Path) -> tuple[Panel, ReportedRun]:
     (run,) = read_runs([folder])
     (made,) = [make([run]) for make in panels_of(method)]
     assert made is not None
@@ -64,7 +64,7 @@ def test_flado_shows_the_probabilities_of_every_client_of_a_round(folders):
     (chart,) = shown.charts
     assert set(chart.views) == {"rounds", "clients"}
     assert {(record["rounds"], record["client"]) for record in chart.data} == {
-        (row["round"], client) for row in run.rows for client in row["reported"]
+        (each.round, client) for each in run.records for client in each.reported
     }
     assert all(0 < record["probability"] <= 1 for record in chart.data)
 
@@ -73,7 +73,7 @@ def test_ofa_shows_scores_and_how_many_networks_there_are(folders):
     shown, run = own_panel("ofa-fl", folders["ofa-fl"])
     (chart,) = shown.charts
     assert [record["networks"] for record in chart.data] == [
-        len(row["supported"]) for row in run.rows for _ in row.get("tiers") or ()
+        len(each.method["supported"]) for each in run.records for _ in each.tiers or ()
     ]
     assert max(record["networks"] for record in chart.data) == 2
 
@@ -84,8 +84,8 @@ def test_apfl_shows_what_every_client_found_beside_one_width_for_all_layers(fold
     tiers = {tier["name"]: tier for tier in run.setup["tiers"]}
     found = {
         client: {name.removeprefix(UNITS): units for name, units in told.items() if name.startswith(UNITS)}
-        for row in run.rows
-        for client, told in row["reported"].items()
+        for each in run.records
+        for client, told in each.reported.items()
     }
     assert len(found) == 6
     for record in kept.data:
@@ -111,5 +111,5 @@ def test_distance_between_architectures():
 
 @pytest.mark.parametrize("method", SETTINGS)
 def test_a_run_with_nothing_to_show_has_no_panel(method):
-    empty = RunRecord("x", "", 1, method, "finished", "nowhere", rows=[])
+    empty = ReportedRun("x", "", 1, method, "finished", "nowhere", records=[])
     assert [make([empty]) for make in panels_of(method)] == [None]

@@ -10,16 +10,17 @@ import sys
 import numpy as np
 import pytest
 
-from fedtailor.charts.coverage import coverage, never_trained, trained_so_far
-from fedtailor.charts.panel import Panel, RunRecord, panel, panels_of
+from fedtailor.charts.panel import Panel, ReportedRun, panel, panels_of
 from fedtailor.errors import FedtailorError
 from fedtailor.methods import fedrolex
+from fedtailor.record import RoundRecord, Spent
 from fedtailor.report import export
-from fedtailor.report.answer import answer
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import page
-from fedtailor.report.panels import all_panels, pareto
-from synthetic_runs import METHODS, TIERS, WIDTH, write_run, write_runs
+from fedtailor.report.panels.all_panels import all_panels
+from fedtailor.report.panels.answer import answer
+from fedtailor.report.panels.costs import pareto
+from synthetic_runs import METHODS, TIERS, write_records, write_run, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def chart(panels, panel, place=0):
 def test_runs_are_called_by_method_and_seed(folder):
     runs = read_runs([folder])
     assert len(runs) == 15
-    assert {run.label for run in runs} == set(METHODS)
+    assert {run.variant for run in runs} == set(METHODS)
     assert {run.state for run in runs} == {"finished"}
     assert read_runs([folder / "fjord-seed1", folder / "fjord-seed2"])[1].seed == 2
 
@@ -51,7 +52,7 @@ def test_runs_of_one_method_are_told_apart_by_what_differs(tmp_path):
         place = write_run(tmp_path / f"fjord-{alpha}", "fjord", 0.9, 1, 3)
         text = (place / "config.toml").read_text().replace("alpha = 0.5", f"alpha = {alpha}")
         (place / "config.toml").write_text(text)
-    assert [run.label for run in read_runs([tmp_path])] == ["fjord data.alpha=0.1", "fjord data.alpha=5"]
+    assert [run.variant for run in read_runs([tmp_path])] == ["fjord data.alpha=0.1", "fjord data.alpha=5"]
 
 
 def test_the_answer_names_the_best_its_cost_and_its_noise(panels):
@@ -64,30 +65,16 @@ def test_the_answer_names_the_best_its_cost_and_its_noise(panels):
     assert {row["verdict"] for row in differences} <= {"larger than noise", "cannot be told with 3 seeds"}
 
 
-def test_the_curve_is_the_mean_over_seeds_of_the_rows(folder, panels):
-    runs = [run for run in read_runs([folder]) if run.label == "fjord"]
-    scores = [100 * run.rows[9]["tiers"]["0.4"]["accuracy"] for run in runs]
+def test_the_curve_is_the_mean_over_seeds(folder, panels):
+    runs = [run for run in read_runs([folder]) if run.variant == "fjord"]
+    scores = [100 * run.records[9].tiers["0.4"]["accuracy"] for run in runs]
     wanted = {"method": "fjord", "tier": "0.4", "rounds": 10}
     (found,) = [r for r in chart(panels, "progress").data if all(r[k] == v for k, v in wanted.items())]
     assert found["score"] == pytest.approx(np.mean(scores), rel=1e-5)
     assert (found["low"], found["high"]) == pytest.approx((min(scores), max(scores)), rel=1e-5)
     assert found["megabytes"] == pytest.approx(10 * 0.8)
     assert found["gigaflops"] == pytest.approx(10 * 2 * 70 * 400_000 / 1e9)
-    assert set(chart(panels, "progress").views) == {
-        "rounds",
-        "megabytes sent",
-        "FLOPs",
-    }  # no clock in these rows
-
-
-def test_simulated_time_appears_where_the_column_exists(tmp_path):
-    place = write_run(tmp_path / "one", "fjord", 0.9, 1, 4)
-    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    timed = "".join(json.dumps({**row, "simulated_seconds": 1800.0}) + "\n" for row in rows)
-    (place / "metrics.jsonl").write_text(timed)
-    found = {each.key: each for each in all_panels(read_runs([place]))}
-    assert "simulated time" in chart(found, "progress").views
-    assert chart(found, "progress").data[-1]["hours"] == 2.0
+    assert set(chart(panels, "progress").views) == {"rounds", "megabytes sent", "FLOPs"}
 
 
 def test_who_is_beaten_in_both_is_not_on_the_front(folder):
@@ -104,59 +91,15 @@ def test_fairness_is_the_distance_from_worst_to_best_class(panels):
     assert records[0]["gap"] == pytest.approx(max(scores) - min(scores), abs=1e-4)
 
 
-def test_coverage_counts_every_pair_of_units(tmp_path):
-    place = write_run(tmp_path / "one", "heterofl", 0.9, 1, rounds=3)
-    (run,) = read_runs([place])
-    counts = coverage(run)["conv2.weight"]
-    assert counts.shape == (WIDTH, WIDTH)
-    assert counts[0, 0] == 3 * 10  # held by all ten clients of three rounds
-    assert counts[WIDTH - 1, 0] == counts[0, WIDTH - 1] == 3 * 2  # by those of full width
-    assert counts[10, 20] == 3 * 2 * 3  # unit 20 is held by tiers 0.6, 0.8 and 1
-    assert set(never_trained(coverage(run)).values()) == {0.0}
-
-
-def test_the_lockstep_window_leaves_pairs_untouched_and_the_panel_shows_it(tmp_path):
-    """FedRolex at a quarter: half of a square layer's weights are never met, however long it runs."""
-    place = write_run(tmp_path / "one", "fedrolex", 0.9, 1, rounds=WIDTH)
-    notes = []
-    for round in range(1, WIDTH + 1):
-        units = sorted((round + unit) % WIDTH for unit in range(WIDTH // 4))
-        text = ",".join(map(str, units))
-        notes.append(
-            {"round": round, "cuts": [{"count": 1, "channels": {"conv1": text, "conv2": text}, "tags": []}]}
-        )
-    (place / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
-    (run,) = read_runs([place])
-    never = never_trained(coverage(run))["conv2.weight"]
-    assert never == pytest.approx(100 * (1 - (2 * (WIDTH // 4) - 1) / WIDTH))
-    records = [r for r in trained_so_far(run) if r["layer"] == "conv2.weight"]
-    assert [r["trained"] for r in records] == sorted(r["trained"] for r in records)
-    assert records[-1]["trained"] == pytest.approx(100 - never, abs=0.01)
-    found = {each.key: each for each in all_panels([run])}
-    assert "fedrolex" in found
-    assert "never trained" in found["coverage"].text
-
-
-def test_weights_with_a_tag_are_tensors_of_their_own(tmp_path):
-    place = write_run(tmp_path / "one", "splitmix", 0.9, 1, rounds=1)
-    note = {"round": 1, "cuts": [{"count": 4, "channels": {"conv1": "0-3"}, "tags": ["base0", "base2"]}]}
-    (place / "notes.jsonl").write_text(json.dumps(note) + "\n")
-    counts = coverage(read_runs([place])[0])
-    assert set(counts) == {
-        f"{n}@{t}" for n in ("conv1.weight", "conv2.weight", "linear.weight") for t in ("base0", "base2")
-    }
-    assert (counts["conv2.weight@base2"] == 4).all()
-
-
 def test_a_method_adds_its_panel_beside_its_code(tmp_path):
     assert fedrolex.trained_over_rounds in panels_of("fedrolex")
 
     @panel("own-method")
     def mine(runs):
-        return Panel("mine", "Mine", f"{len(runs)} runs, {runs[0].notes[-1]['method']['gram']}")
+        return Panel("mine", "Mine", f"{len(runs)} runs, {runs[0].records[-1].method['gram']}")
 
     place = write_run(tmp_path / "one", "own-method", 0.9, 1, rounds=1)
-    (place / "notes.jsonl").write_text(json.dumps({"round": 1, "cuts": [], "method": {"gram": [1.0]}}) + "\n")
+    write_records(place, [RoundRecord(1, method={"gram": [1.0]})])
     texts = [each.text for each in all_panels(read_runs([place])) if each.key == "mine"]
     assert texts == ["1 runs, [1.0]"]
     assert "mine" not in [
@@ -213,28 +156,23 @@ def test_a_folder_without_runs_is_refused_by_name(tmp_path):
         read_runs([tmp_path])
 
 
-def one_round(label: str, seed: int, tiers: dict[str, tuple[int, float]]) -> RunRecord:
+def one_round(variant: str, seed: int, tiers: dict[str, tuple[int, float]]) -> ReportedRun:
     """A run of one round; for each tier the MACs of its network and its accuracy."""
-    row = {
-        "round": 1,
-        "bytes_down": 1,
-        "bytes_up": 1,
-        "macs": 1,
-        "seconds": 1.0,
-        "refused": {},
-        "abandoned": 0,
-    }
-    row["tiers"] = {tier: {"loss": 1.0, "accuracy": accuracy} for tier, (_, accuracy) in tiers.items()}
-    sizes = {tier: {"params": 1, "macs": macs} for tier, (macs, _) in tiers.items()}
-    notes = [{"round": 1, "cuts": [], "deployed": sizes}]
-    return RunRecord(label, "", seed, f"{label}-{seed}", "finished", "x", [row], notes=notes)
+    record = RoundRecord(
+        1,
+        training=Spent(1, 1, 1),
+        tiers={tier: {"loss": 1.0, "accuracy": accuracy} for tier, (_, accuracy) in tiers.items()},
+        deployed={tier: {"params": 1, "macs": macs} for tier, (macs, _) in tiers.items()},
+        seconds=1.0,
+    )
+    return ReportedRun(variant, "", seed, f"{variant}-{seed}", "finished", "x", [record])
 
 
 def test_the_answer_says_when_a_small_device_is_given_a_large_network():
-    def record(label, macs, small, large):
-        return one_round(label, 1, {"0.2": (macs[0], small), "1": (macs[1], large)})
+    def run(variant, macs, small, large):
+        return one_round(variant, 1, {"0.2": (macs[0], small), "1": (macs[1], large)})
 
-    runs = [record("whole", (1000, 1000), 0.9, 0.9), record("cut", (100, 1000), 0.8, 0.95)]
+    runs = [run("whole", (1000, 1000), 0.9, 0.9), run("cut", (100, 1000), 0.8, 0.95)]
     found = answer(runs, None)
     assert (
         "Best on the smallest devices (tier 0.2): whole, 90.0 %. It gives them a network of 1 k MACs, 10 times the "
@@ -247,16 +185,16 @@ def test_the_answer_says_when_a_small_device_is_given_a_large_network():
 def test_differences_are_of_the_same_seeds_however_many_each_method_has():
     """Two seeds each, of which only seed 2 is common: pairing by place would compare 2 with 1 and 3 with 2."""
 
-    def record(label, seed, accuracy):
-        return one_round(label, seed, {"1": (1, accuracy)})
+    def run(variant, seed, accuracy):
+        return one_round(variant, seed, {"1": (1, accuracy)})
 
-    runs = [record("a", 2, 0.8), record("a", 3, 0.9), record("b", 1, 0.1), record("b", 2, 0.75)]
+    runs = [run("a", 2, 0.8), run("a", 3, 0.9), run("b", 1, 0.1), run("b", 2, 0.75)]
     found = answer(runs, None)
     (difference,) = found.tables[1][1]
     assert difference["accuracy against a"].startswith("-5.0")
     assert "Differences are of the seeds that all methods have." in found.text
     assert [line["best accuracy (%)"] for line in pareto(runs, None).tables[0][1]] == [75, 80]
 
-    apart = answer([record("a", 1, 0.8), record("b", 2, 0.7)], None)
+    apart = answer([run("a", 1, 0.8), run("b", 2, 0.7)], None)
     assert "The methods share no seed: differences are not judged." in apart.text
     assert len(apart.tables) == 1

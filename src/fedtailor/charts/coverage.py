@@ -1,26 +1,32 @@
-"""Which weights were trained by how many clients, from the notes of a run: exact, weight by weight."""
+"""Which weights were trained by how many clients, from the records of a run: exact, weight by weight.
+
+A mask is not in the records: where a client held single weights of a layer, the layer counts as held.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.charts.panel import Record, RunRecord
+from fedtailor.charts.panel import ReportedRun, Row
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.encoding import units_from
+from fedtailor.elasticity.cutting.encoding import cut_from
 from fedtailor.elasticity.cutting.names import plain, tagged
 from fedtailor.elasticity.cutting.patch import kept_positions
 from fedtailor.elasticity.groups import Axis, Extent
 
 Counts = NDArray[np.int64]  # (outputs, inputs) of one weight
 
+ADDRESS = ("channels", "absent")  # what a cut holds; its other parts are names
 BINS = 12  # cells of a map along each axis, at most
 
 
-def coverage(run: RunRecord, after: int = 0, until: int | None = None) -> dict[str, Counts]:
+def coverage(run: ReportedRun, after: int = 0, until: int | None = None) -> dict[str, Counts]:
     """For every weight: how often each of its (output, input) pairs was trained, over clients and these rounds."""
     layers: Mapping[str, Sequence[Mapping[str, Any]]] = run.setup.get("layers", {})
     widths: Mapping[str, int] = run.setup.get("groups", {})
@@ -30,26 +36,25 @@ def coverage(run: RunRecord, after: int = 0, until: int | None = None) -> dict[s
         names = [tagged(name, tag) for tag in tags for name in extents] if tags else list(extents)
         for name in names:
             sides = extents[plain(name)]
-            # A weight with a tag is a tensor of its own, which is held whole.
-            held = [_held(side, Cut() if tags else cut, widths) for side in sides]
             if name not in counts:
                 counts[name] = np.zeros([side.length for side in sides], dtype=np.int64)
+            if plain(name) in cut.absent:
+                continue
+            # A weight with a tag is a tensor of its own, which is held whole.
+            held = [_held(side, Cut() if tags else cut, widths) for side in sides]
             counts[name] += count * np.multiply.outer(held[0], held[1])
     return counts
 
 
-def _cuts(run: RunRecord, after: int, until: int | None) -> list[tuple[Cut, list[str], int]]:
+def _cuts(run: ReportedRun, after: int, until: int | None) -> list[tuple[Cut, tuple[str, ...], int]]:
     """Equal cuts of some rounds together."""
-    totals: dict[tuple[tuple[tuple[str, str], ...], tuple[str, ...]], int] = {}
-    for note in run.notes:
-        if after < note["round"] and (until is None or note["round"] <= until):
-            for cut in note.get("cuts", ()):
-                key = tuple(sorted(cut["channels"].items())), tuple(cut["tags"])
-                totals[key] = totals.get(key, 0) + cut["count"]
-    return [
-        (Cut({group: units_from(text) for group, text in channels}), list(tags), count)
-        for (channels, tags), count in totals.items()
-    ]
+    totals: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for record in run.records:
+        if after < record.round and (until is None or record.round <= until):
+            for covered in record.coverage:
+                held = {name: part for name, part in covered.cut.items() if name in ADDRESS}
+                totals[json.dumps(held, sort_keys=True), tuple(covered.tags)] += covered.count
+    return [(cut_from(json.loads(held)), tags, count) for (held, tags), count in totals.items()]
 
 
 def _extent(axis: Mapping[str, Any]) -> Extent:
@@ -65,19 +70,19 @@ def _held(extent: Extent, cut: Cut, widths: Mapping[str, int]) -> Counts:
     return held
 
 
-def trained_so_far(run: RunRecord, points: int = 20) -> list[Record]:
+def trained_so_far(run: ReportedRun, points: int = 20) -> list[Row]:
     """The share of each weight's pairs that some client has trained, at about this many rounds along the way."""
-    rounds = [note["round"] for note in run.notes]
+    rounds = [record.round for record in run.records if record.coverage]
     stops = sorted({rounds[-1 - step * len(rounds) // points] for step in range(points)}) if rounds else []
     totals: dict[str, Counts] = {}
-    records: list[Record] = []
+    rows: list[Row] = []
     for before, stop in zip([0, *stops], stops, strict=False):
         for name, counts in coverage(run, before, stop).items():
             totals[name] = totals[name] + counts if name in totals else counts
         for name, counts in totals.items():
             share = 100 * float((counts > 0).mean())
-            records.append({"method": run.label, "rounds": stop, "layer": name, "trained": round(share, 2)})
-    return records
+            rows.append({"method": run.variant, "rounds": stop, "layer": name, "trained": round(share, 2)})
+    return rows
 
 
 def never_trained(counts: Mapping[str, Counts]) -> dict[str, float]:
@@ -85,9 +90,9 @@ def never_trained(counts: Mapping[str, Counts]) -> dict[str, float]:
     return {name: 100 * float((each == 0).mean()) for name, each in counts.items()}
 
 
-def map_records(counts: Mapping[str, Counts]) -> list[Record]:
+def map_cells(counts: Mapping[str, Counts]) -> list[Row]:
     """The maps in at most ``BINS`` x ``BINS`` cells: the mean number of clients, and how much was never trained."""
-    records: list[Record] = []
+    cells: list[Row] = []
     for name, each in counts.items():
         edges = [
             np.unique(np.linspace(0, length, min(length, BINS) + 1).astype(int)) for length in each.shape
@@ -95,7 +100,7 @@ def map_records(counts: Mapping[str, Counts]) -> list[Record]:
         for top, bottom in zip(edges[0], edges[0][1:], strict=False):
             for left, right in zip(edges[1], edges[1][1:], strict=False):
                 cell = each[top:bottom, left:right]
-                records.append(
+                cells.append(
                     {
                         "layer": name,
                         "outputs": _range(top, bottom),
@@ -106,7 +111,7 @@ def map_records(counts: Mapping[str, Counts]) -> list[Record]:
                         "never": round(100 * float((cell == 0).mean()), 1),
                     }
                 )
-    return records
+    return cells
 
 
 def _range(first: int, end: int) -> str:

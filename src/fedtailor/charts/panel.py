@@ -1,10 +1,11 @@
 """What a report is made of, as plain data, and how a method adds its own panel beside its code.
 
     @panel("fedrolex")
-    def windows(runs: Sequence[RunRecord]) -> Panel | None: ...
+    def windows(runs: Sequence[ReportedRun]) -> Panel | None: ...
 
-``runs`` are those of the method in the report; what its ``notes`` wrote is in ``run.notes``. Charts are Vega-Lite
-specifications without data: nothing here imports a plotting library, and nothing is drawn until someone looks.
+``runs`` are those of the method in the report; what its ``notes`` returned is in ``record.method`` of ``run.records``.
+Charts are Vega-Lite specifications without data: nothing here imports a plotting library, and nothing is drawn until
+someone looks.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedtailor.record import RoundRecord
+
 Spec = dict[str, Any]
-Record = dict[str, Any]  # one row of a chart's data
+Row = dict[str, Any]  # of a chart's data, or of a table
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class ReportedRun:
     """A run as its folder tells it; nothing of it is computed anew."""
 
-    label: str  # the method, with the settings that tell it from others in the report
+    variant: str  # the method, with the settings that tell it from others in the report
     setting: str  # the cell of a grid, or ""
     seed: int
     method: str
     state: str  # finished, running or interrupted
     folder: str
-    rows: Sequence[Mapping[str, Any]]
-    notes: Sequence[Mapping[str, Any]] = ()
+    records: Sequence[RoundRecord]
     setup: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class Chart:
     key: str  # names its CSV file
     title: str
     text: str  # what it shows, and how to read it
-    data: Sequence[Record]
+    data: Sequence[Row]
     views: Mapping[str, Spec]  # name -> specification without data; the first is shown
     filters: Sequence[str] = ()  # columns of which one value is shown at a time
 
@@ -57,10 +59,10 @@ class Panel:
     title: str
     text: str = ""  # several lines are a list
     charts: Sequence[Chart] = ()
-    tables: Sequence[tuple[str, Sequence[Record]]] = ()  # caption, rows
+    tables: Sequence[tuple[str, Sequence[Row]]] = ()  # caption, rows
 
 
-MethodPanel = Callable[[Sequence[RunRecord]], Panel | None]
+MethodPanel = Callable[[Sequence[ReportedRun]], Panel | None]
 
 _PANELS: dict[str, list[MethodPanel]] = {}
 

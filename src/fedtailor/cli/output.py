@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedtailor.errors import LockedError
 from fedtailor.record import RoundRecord, headline
-from fedtailor.report.units import size
+from fedtailor.report.amounts import size
 
 console = Console(highlight=False)  # results, on standard output
 messages = Console(stderr=True, highlight=False)  # progress and errors, on standard error

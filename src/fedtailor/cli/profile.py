@@ -74,7 +74,7 @@ def profile(
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    from fedtailor.report.units import short
+    from fedtailor.report.amounts import short
 
     table = Table(title=title, title_justify="left")
     for column in ("tier", "width", "parameters", "MACs", "bytes"):

@@ -55,7 +55,7 @@ def write_report(
     from fedtailor.report import export
     from fedtailor.report.folders import read_runs
     from fedtailor.report.page import page, require_charts
-    from fedtailor.report.panels import all_panels
+    from fedtailor.report.panels.all_panels import all_panels
 
     if form in ("html", "png"):
         require_charts()

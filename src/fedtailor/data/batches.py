@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.data.columns import MapStyleDataset, as_tensor, columns_of_dataset
 from fedtailor.errors import FedtailorError
 
 Batch = tuple[Tensor, ...] | dict[str, Tensor]
@@ -19,12 +20,6 @@ Preparation = Callable[[Batch, torch.Generator | None], Batch]
 """Turns stored columns into what the model sees; it may augment only when it is given a generator."""
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
-
-
-class MapStyleDataset(Sized, Protocol):
-    """What ``Examples.from_dataset`` needs of a PyTorch data set."""
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 def target_key(batch: Mapping[str, Any]) -> str:
@@ -66,25 +61,6 @@ def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     if isinstance(batch, dict):
         return {name: function(value) for name, value in batch.items()}
     return tuple(function(value) for value in batch)
-
-
-def as_tensor(values: object) -> Tensor:
-    """A tensor of a tensor, an array or nested lists of numbers; memory is shared where that is possible.
-
-    Arrays and lists of float64 become float32, the type of the models; a tensor keeps the type it was given.
-    """
-    if isinstance(values, Tensor):
-        return values.detach()
-    array = np.ascontiguousarray(values)
-    if array.dtype == object or array.dtype.kind not in "biuf":
-        raise FedtailorError(f"a column of type {array.dtype}: expected numbers of one shape per example")
-    if not array.flags.writeable:
-        array = array.copy()  # a tensor over read-only memory would let a write go through
-    if array.dtype == np.float64:
-        array = array.astype(np.float32)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)  # torch computes little with unsigned types above 8 bits
-    return torch.from_numpy(array)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +119,6 @@ class Examples:
         Random transforms of ``dataset`` are drawn once, here; augmentation that should change with every
         batch belongs in ``preparation``.
         """
-        from fedtailor.data.own import columns_of_dataset
-
         return cls(columns_of_dataset(dataset), preparation=preparation)
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from fedtailor.data.download import OFFLINE_VARIABLE, Progress, download, offlin
 from fedtailor.data.federated import FederatedData, federate
 from fedtailor.data.files import DATA_VARIABLE, cache_folder, search_folders
 from fedtailor.data.own import looks_like_path, read_own
-from fedtailor.data.sources import Dataset, Layout, Source, check_options, known_sources
+from fedtailor.data.sources import Dataset, Edition, Source, check_options, known_sources
 from fedtailor.data.splits import DataSettings
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.seeds import Seeds
@@ -37,8 +37,8 @@ def load_dataset(name: str, **options: Any) -> Dataset:
         return read_own(Path(name), **options)
     source = _source(name)
     check_options(name, options, source.options)
-    layout, paths = source.find(search_folders()) or _downloaded(source)
-    return layout.read(*paths, **{**source.options, **options})
+    edition, paths = source.find(search_folders()) or _downloaded(source)
+    return edition.read(*paths, **{**source.options, **options})
 
 
 def load_federated(settings: DataSettings, seeds: Seeds) -> FederatedData:
@@ -74,7 +74,7 @@ def _mebibytes(source: Source) -> str:
     return f"{sum(file.size for file in source.remote) / 2**20:.0f} MiB"
 
 
-def _downloaded(source: Source) -> tuple[Layout, list[Path]]:
+def _downloaded(source: Source) -> tuple[Edition, list[Path]]:
     """Bring the files of the data set into the cache and find them there."""
     if not source.remote or offline():
         raise _missing(source, "")
@@ -94,7 +94,7 @@ def _downloaded(source: Source) -> tuple[Layout, list[Path]]:
 
 def _missing(source: Source, reason: str) -> FedtailorError:
     """The error for a data set that is not on this machine: which files it wants, and where it looked."""
-    wanted = "; or ".join(" + ".join(layout.paths) for layout in source.layouts)
+    wanted = "; or ".join(" + ".join(edition.paths) for edition in source.editions)
     looked = ", ".join(map(str, search_folders()))
     forbidden = (
         f" {OFFLINE_VARIABLE} is set, so nothing was downloaded." if source.remote and offline() else ""

@@ -1,4 +1,4 @@
-"""The user's own data: PyTorch data sets, ``.npz`` files, JSON lines, folders of images."""
+"""The user's own data at a path: ``.npz`` files, JSON lines, folders of images."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedtailor.data.batches import Batch, Examples, MapStyleDataset, as_tensor
+from fedtailor.data.batches import Examples
 from fedtailor.data.formats.archive import walk
 from fedtailor.data.formats.images import ENDINGS, stack_images
 from fedtailor.data.formats.lines import read_records, read_texts
@@ -153,17 +151,17 @@ def read_image_folder(
     require(sized, "size", size, "[height, width] in pixels")
     files = walk(path, lambda name: name.lower().endswith(ENDINGS))
     names, pixels = stack_images(files, path, mode, None if size is None else (size[0], size[1]))
-    places = [name.split("/")[:-1] for name in names]
-    parted = all(place and place[0] in {"train", "test"} for place in places)
-    test = _test_mask([place[0] == "test" if parted else None for place in places])
-    folders = [place[1:] if parted else place for place in places]
-    depths = {len(place) for place in folders}
+    paths = [name.split("/")[:-1] for name in names]
+    parted = all(folders and folders[0] in {"train", "test"} for folders in paths)
+    test = _test_mask([folders[0] == "test" if parted else None for folders in paths])
+    below = [folders[1:] if parted else folders for folders in paths]
+    depths = {len(folders) for folders in below}
     if depths not in ({1}, {2}):
         raise FedtailorError(
             f"{path} has images {sorted(depths)} folders deep: "
             f"expected class/image for all, or client/class/image for all"
         )
-    labels, ids = np.array([place[-1] for place in folders]), np.array([place[0] for place in folders])
+    labels, ids = np.array([folders[-1] for folders in below]), np.array([folders[0] for folders in below])
     y_train, y_test, label_names = _label_numbers(labels[~test], labels[test])
     preparation = preparation_of(pixels[~test], padding=padding, flip=flip)
     natural = depths == {2}
@@ -189,53 +187,6 @@ def preparation_of(images: Array, *, padding: int = 0, flip: bool = False) -> Im
         mean.append(centre)
         std.append(spread or 1.0)  # a channel of one colour has no spread to divide by
     return ImagePreparation(tuple(mean), tuple(std), padding=padding, flip=flip)
-
-
-def columns_of_dataset(dataset: MapStyleDataset) -> Batch:
-    """Every item of a map-style data set, as whole tensors; items are tuples (inputs, target) or dicts."""
-    if len(dataset) == 0:
-        raise FedtailorError("a data set without items: expected at least one")
-    whole = getattr(dataset, "tensors", None)  # torch.utils.data.TensorDataset has them already
-    if isinstance(whole, tuple) and all(isinstance(column, Tensor) for column in whole):
-        return whole
-    first = dataset[0]
-    if isinstance(first, dict):
-        names = list(first)
-        columns = _fill(dataset, names, len(dataset))
-        return dict(zip(names, columns, strict=True))
-    if not isinstance(first, (tuple, list)):
-        raise FedtailorError(f"an item of type {type(first).__name__}: expected (inputs, target) or a dict")
-    return tuple(_fill(dataset, list(range(len(first))), len(dataset)))
-
-
-def _fill(dataset: MapStyleDataset, keys: list[Any], count: int) -> list[Tensor]:
-    columns: list[Tensor] = []
-    for row in range(count):
-        item = dataset[row]
-        if len(item) != len(keys):
-            raise FedtailorError(f"item {row} has {len(item)} entries: expected {len(keys)} like the first")
-        for position, key in enumerate(keys):
-            value = _item_tensor(item[key], row)
-            if row == 0:
-                columns.append(torch.empty((count, *value.shape), dtype=value.dtype))
-            if value.shape != columns[position].shape[1:]:
-                raise FedtailorError(
-                    f"item {row} has shape {tuple(value.shape)}: "
-                    f"expected {tuple(columns[position].shape[1:])} like the first"
-                )
-            columns[position][row] = value
-    return columns
-
-
-def _item_tensor(value: object, row: int) -> Tensor:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return as_tensor(value) if np.ndim(value) else torch.as_tensor(value)
-    if isinstance(value, (bool, int, float, np.number)):
-        return torch.as_tensor(value)
-    raise FedtailorError(
-        f"item {row} holds a {type(value).__name__}: expected tensors, arrays or numbers; "
-        f"give the data set a transform that makes tensors"
-    )
 
 
 def _channels_first(images: Array) -> Array:

@@ -111,7 +111,7 @@ def check_labels(labels: Tensor, num_classes: int, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Edition:
     """One way in which a data set may lie in a folder: the paths that must all be there, and their reader."""
 
     paths: tuple[str, ...]
@@ -122,28 +122,28 @@ class Layout:
 
 @dataclass(frozen=True)
 class Source:
-    """A known data set: what it is, the layouts it is read from, and where it can be downloaded."""
+    """A known data set: what it is, the editions it is read from, and where it can be downloaded."""
 
     name: str
     summary: str
-    layouts: tuple[Layout, ...]
+    editions: tuple[Edition, ...]
     options: Mapping[str, Any] = field(default_factory=dict)  # names and defaults
     remote: tuple[RemoteFile, ...] = ()
     advice: str = ""  # how to get the files where they cannot be downloaded
 
-    def find(self, folders: list[Path]) -> tuple[Layout, list[Path]] | None:
-        """The first layout that is complete, folders in the order of preference."""
+    def find(self, folders: list[Path]) -> tuple[Edition, list[Path]] | None:
+        """The first edition that is complete, folders in the order of preference."""
         for folder in folders:
-            for layout in self.layouts:
-                paths = [folder / path for path in layout.paths]
+            for edition in self.editions:
+                paths = [folder / path for path in edition.paths]
                 if all(map(os.path.exists, paths)):  # false, not an error, where a folder may not be read
-                    return layout, paths
+                    return edition, paths
         return None
 
     @property
     def embedded(self) -> bool:
         """Whether the data comes with an installed package and needs no files."""
-        return any(not layout.paths for layout in self.layouts)
+        return any(not edition.paths for edition in self.editions)
 
 
 def check_options(owner: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

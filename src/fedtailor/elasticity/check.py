@@ -20,7 +20,7 @@ from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.elasticity.tracing.copies import in_mode, named_tensors
-from fedtailor.elasticity.tracing.recorder import copied
+from fedtailor.elasticity.tracing.example import copied
 from fedtailor.elasticity.tracing.reference import Reference, tensors_of
 from fedtailor.elasticity.tracing.trace import Traced
 

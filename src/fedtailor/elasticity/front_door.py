@@ -12,11 +12,12 @@ from fedtailor.data.batches import Batch, batch_size, inputs_of, map_tensors
 from fedtailor.elasticity.check import disagreement
 from fedtailor.elasticity.groups import ChannelGroups, Constraint, Size
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.tracing.annotations import Annotations
 from fedtailor.elasticity.tracing.copies import hooked, weightless
 from fedtailor.elasticity.tracing.recorder import ExampleError
 from fedtailor.elasticity.tracing.rewrite import stand_in
 from fedtailor.elasticity.tracing.rules import TraceError
-from fedtailor.elasticity.tracing.trace import Annotations, Traced, trace
+from fedtailor.elasticity.tracing.trace import Traced, trace
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.objective import Objective
 

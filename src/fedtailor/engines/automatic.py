@@ -54,7 +54,7 @@ def open_engine(
 def check_workers(method: Method, model: ElasticModel, data: FederatedData, settings: EngineSettings) -> None:
     """Refuse a number of workers where there can be none, before anything is started or written."""
     if settings.workers not in ("auto", 0):
-        check_portable(luggage_for(method, model, data))
+        check_portable(luggage_for(method, model, data).parts)
 
 
 class Automatic:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedtailor.charts.coverage import trained_so_far
-from fedtailor.charts.panel import Chart, Panel, RunRecord, axis, lines, panel
+from fedtailor.charts.panel import Chart, Panel, ReportedRun, axis, lines, panel
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import fit
 from fedtailor.elasticity.cutting.cut import Cut
@@ -71,11 +71,11 @@ def window_starts(groups: ChannelGroups, round: int, phase: str, seeds: Seeds) -
 
 
 @panel("fedrolex")
-def trained_over_rounds(runs: Sequence[RunRecord]) -> Panel | None:
+def trained_over_rounds(runs: Sequence[ReportedRun]) -> Panel | None:
     """How fast the rolling window reaches every weight, and what it never reaches."""
-    first = {run.label: run for run in reversed(runs)}  # one seed of each variant
-    records = [record for run in reversed(first.values()) for record in trained_so_far(run)]
-    if not records:
+    first = {run.variant: run for run in reversed(runs)}  # one seed of each variant
+    rows = [row for run in reversed(first.values()) for row in trained_so_far(run)]
+    if not rows:
         return None
     share = axis("trained", "weights trained so far (%)", scale={"domain": [0, 100]})
     text = (
@@ -83,5 +83,5 @@ def trained_over_rounds(runs: Sequence[RunRecord]) -> Panel | None:
         "curve stays below 100 %, the rest of the layer keeps its starting weights. One seed."
     )
     spec = lines(axis("rounds", "rounds"), share, series="layer")
-    chart = Chart("fedrolex", "What the window has reached", text, records, {"rounds": spec}, ("method",))
+    chart = Chart("fedrolex", "What the window has reached", text, rows, {"rounds": spec}, ("method",))
     return Panel("fedrolex", "FedRolex: the rolling window", charts=[chart])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -52,12 +54,22 @@ class TransformerBlock(nn.Module):
         return out
 
 
-def transformer_blocks(
-    features: int, heads: int, hidden: int, depth: int, dropout: float, causal: bool
-) -> nn.Sequential:
+@dataclass(frozen=True)
+class Blocks:
+    """The options of a stack of blocks, as a model takes them; ``hidden`` is the width of the feed-forward layers."""
+
+    embedding: int = 128
+    heads: int = 4
+    hidden: int = 256
+    depth: int = 2
+    dropout: float = 0.0
+
+
+def transformer_blocks(options: Blocks, causal: bool) -> nn.Sequential:
     """``depth`` blocks and the normalisation after the last one."""
-    heads, hidden, depth = whole("heads", heads), whole("hidden", hidden), whole("depth", depth)
+    features, heads = whole("embedding", options.embedding), whole("heads", options.heads)
+    hidden, depth = whole("hidden", options.hidden), whole("depth", options.depth)
     require(features % heads == 0, "heads", heads, f"a divisor of embedding = {features}")
-    rate = dropout_rate(dropout)
+    rate = dropout_rate(options.dropout)
     blocks = [TransformerBlock(features, heads, hidden, rate, causal) for _ in range(depth)]
     return nn.Sequential(*blocks, nn.LayerNorm(features))

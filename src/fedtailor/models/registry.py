@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -21,31 +22,40 @@ B = TypeVar("B", bound=Builder)
 _builders: dict[str, Builder] = {}
 
 
-def register(name: str) -> Callable[[B], B]:
-    """Make the decorated builder known as ``name``; the first line of its docstring describes it."""
+def register(name: str, options: type | None = None) -> Callable[[B], B]:
+    """Make the decorated builder known as ``name``.
+
+    A builder takes its options one by one, or, where they are many, as its first argument: a dataclass ``options``,
+    whose fields are then the options of the model.
+    """
     if name in _builders:
         raise FedtailorError(f"model {name!r} is registered twice")
 
     def add(builder: B) -> B:
-        _builders[name] = builder
+        _builders[name] = builder if options is None else _one_by_one(builder, options)
         return builder
 
     return add
 
 
+def _one_by_one(builder: Builder, options: type) -> Builder:
+    """The builder with the fields of ``options`` as arguments of its own."""
+    fields = inspect.signature(options).parameters
+    _, *data = inspect.signature(builder).parameters.values()
+
+    @functools.wraps(builder)
+    def build(**given: Any) -> nn.Module:
+        chosen = {field: given.pop(field) for field in fields if field in given}
+        return builder(options(**chosen), **given)
+
+    by_keyword = [field.replace(kind=field.KEYWORD_ONLY) for field in fields.values()]
+    vars(build)["__signature__"] = inspect.Signature([*data, *by_keyword])
+    return build
+
+
 def model_names() -> list[str]:
     """The names that ``build_model`` knows."""
     return sorted(_builders)
-
-
-def describe(name: str) -> str:
-    """One line on the model, for a listing.
-
-    >>> describe("cnn")
-    "HeteroFL's CNN: 3x3 convolution blocks, global average pool, linear"
-    """
-    lines = (inspect.getdoc(_find(name)) or name).splitlines()
-    return lines[0].rstrip(".")
 
 
 def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -91,20 +92,28 @@ class Bottleneck(nn.Module):
 Block = type[PreactivationBlock] | type[BasicBlock] | type[Bottleneck]
 
 
+@dataclass(frozen=True)
+class Shape:
+    """The options that all residual networks share: how wide and how deep they are, and how they normalise."""
+
+    widths: Sequence[int]  # of the four stages
+    stem: int
+    blocks: Sequence[int]  # of the four stages
+    norm: str
+    groups: int
+
+    def normalise(self, channels: int) -> nn.Module:
+        """A normalisation for so many channels."""
+        return normalisation(self.norm, channels, self.groups)
+
+
 class ResNet(nn.Module):
     """Stem, four stages of which all but the first halve the image, global average pool, linear."""
 
-    def __init__(
-        self,
-        image_channels: int,
-        num_classes: int,
-        block: Block,
-        stem: int,
-        widths: Sequence[int],
-        blocks: Sequence[int],
-        norm: Norm,
-    ) -> None:
+    def __init__(self, image_channels: int, num_classes: int, block: Block, shape: Shape) -> None:
         super().__init__()
+        stem, norm = whole("stem", shape.stem), shape.normalise
+        widths, blocks = wholes("widths", shape.widths, count=4), wholes("blocks", shape.blocks, count=4)
         preactivation = block is PreactivationBlock
         first = nn.Conv2d(image_channels, stem, 3, padding=1, bias=False)
         self.stem = first if preactivation else nn.Sequential(first, norm(stem), nn.ReLU())
@@ -128,27 +137,6 @@ class ResNet(nn.Module):
         return scores
 
 
-def _resnet(
-    model: str,
-    block: Block,
-    input_shape: Sequence[int],
-    num_classes: int,
-    widths: Sequence[int],
-    stem: int,
-    blocks: Sequence[int],
-    norm: str,
-    groups: int,
-) -> nn.Module:
-    """Check the options, which are the same for all residual networks, and build."""
-    widths, blocks = wholes("widths", widths, count=4), wholes("blocks", blocks, count=4)
-    image_channels, _, _ = image_shape(model, input_shape)
-
-    def normalise(channels: int) -> nn.Module:
-        return normalisation(norm, channels, groups)
-
-    return ResNet(image_channels, num_classes, block, whole("stem", stem), widths, blocks, normalise)
-
-
 @register("heterofl-resnet")
 def heterofl_resnet(
     *,
@@ -161,9 +149,8 @@ def heterofl_resnet(
     groups: int = 4,
 ) -> nn.Module:
     """HeteroFL's ResNet as published: pre-activation, 1, 1, 1 and 2 blocks, not quite a ResNet-18."""
-    return _resnet(
-        "heterofl-resnet", PreactivationBlock, input_shape, num_classes, widths, stem, blocks, norm, groups
-    )
+    channels, _, _ = image_shape("heterofl-resnet", input_shape)
+    return ResNet(channels, num_classes, PreactivationBlock, Shape(widths, stem, blocks, norm, groups))
 
 
 @register("preresnet18")
@@ -178,9 +165,8 @@ def preresnet18(
     groups: int = 4,
 ) -> nn.Module:
     """Pre-activation ResNet-18 with a 3x3 stem: HeteroFL's later code, FedRolex."""
-    return _resnet(
-        "preresnet18", PreactivationBlock, input_shape, num_classes, widths, stem, blocks, norm, groups
-    )
+    channels, _, _ = image_shape("preresnet18", input_shape)
+    return ResNet(channels, num_classes, PreactivationBlock, Shape(widths, stem, blocks, norm, groups))
 
 
 @register("resnet18")
@@ -201,12 +187,12 @@ def resnet18(
     stage differ, the first block gets a projection. With ``project`` it always has one: then the first stage can be
     cut without its stem.
     """
-    network = _resnet("resnet18", BasicBlock, input_shape, num_classes, widths, stem, blocks, norm, groups)
+    channels, _, _ = image_shape("resnet18", input_shape)
+    shape = Shape(widths, stem, blocks, norm, groups)
+    network = ResNet(channels, num_classes, BasicBlock, shape)
     if project:
         first = network.get_submodule("stages.0.0")
-        first.shortcut = _projection(
-            stem, widths[0], 1, lambda n: normalisation(norm, n, groups), always=True
-        )
+        first.shortcut = _projection(stem, widths[0], 1, shape.normalise, always=True)
     return network
 
 
@@ -225,4 +211,5 @@ def resnet50(
 
     ``widths`` are those of the 3x3 convolutions; a stage's output has four times as many channels.
     """
-    return _resnet("resnet50", Bottleneck, input_shape, num_classes, widths, stem, blocks, norm, groups)
+    channels, _, _ = image_shape("resnet50", input_shape)
+    return ResNet(channels, num_classes, Bottleneck, Shape(widths, stem, blocks, norm, groups))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import unknown
-from fedtailor.models.attention import transformer_blocks
+from fedtailor.models.attention import Blocks, transformer_blocks
 from fedtailor.models.parts import sequence_length, whole
 from fedtailor.models.registry import register
 
@@ -89,26 +90,20 @@ def char_lstm(
     return CharacterLSTM(symbols, whole("embedding", embedding), hidden, head)
 
 
-@register("transformer")
-def transformer(
-    *,
-    input_shape: Sequence[int],
-    num_classes: int,
-    embedding: int = 128,
-    heads: int = 4,
-    hidden: int = 256,
-    depth: int = 2,
-    dropout: float = 0.0,
-    vocabulary: int | None = None,
-    predict: str = "last",
-) -> nn.Module:
-    """Small character Transformer: causal, pre-norm, learned positions.
+@dataclass(frozen=True)
+class TransformerOptions(Blocks):
+    """The blocks, and what goes in and comes out: ``vocabulary`` and ``predict`` are as in char-lstm."""
 
-    ``vocabulary`` and ``predict`` are as in char-lstm; ``hidden`` is the width of the feed-forward layers.
-    """
+    vocabulary: int | None = None
+    predict: str = "last"
+
+
+@register("transformer", options=TransformerOptions)
+def transformer(options: TransformerOptions, *, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    """Small character Transformer: causal, pre-norm, learned positions."""
     length = sequence_length("transformer", input_shape)
-    embedding = whole("embedding", embedding)
-    symbols = whole("vocabulary", num_classes if vocabulary is None else vocabulary)
-    blocks = transformer_blocks(embedding, heads, hidden, depth, dropout, causal=True)
-    head = CharacterHead(embedding, num_classes, predict)
+    embedding = whole("embedding", options.embedding)
+    symbols = whole("vocabulary", num_classes if options.vocabulary is None else options.vocabulary)
+    blocks = transformer_blocks(options, causal=True)
+    head = CharacterHead(embedding, num_classes, options.predict)
     return CharacterTransformer(symbols, length, embedding, blocks, head)

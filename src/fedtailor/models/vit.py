@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.errors import require
-from fedtailor.models.attention import transformer_blocks
+from fedtailor.models.attention import Blocks, transformer_blocks
 from fedtailor.models.parts import image_shape, whole
 from fedtailor.models.registry import register
 
@@ -59,6 +59,6 @@ def vit(
     image_channels, height, width = image_shape("vit", input_shape)
     expected = f"a height and width that are multiples of patch = {patch}, for model 'vit'"
     require(height % patch == 0 and width % patch == 0, "input_shape", input_shape, expected)
-    blocks = transformer_blocks(embedding, heads, hidden, depth, dropout, causal=False)
+    blocks = transformer_blocks(Blocks(embedding, heads, hidden, depth, dropout), causal=False)
     patches = (height // patch) * (width // patch)
     return VisionTransformer(image_channels, patch, patches, embedding, blocks, num_classes)

@@ -1,6 +1,6 @@
 """What a run had spent when it reached an accuracy: rounds, FLOPs and communicated parameters, as Flado's tables count.
 
-Pure functions over the rows of ``metrics.jsonl`` of any method. Devices of a range of budgets may be given different
+Pure functions over the records of a run of any method. Devices of a range of budgets may be given different
 networks; the figures are those of one tier, by default the last, which is the largest.
 """
 
@@ -13,16 +13,16 @@ from statistics import fmean
 from typing import Any
 
 from fedtailor.errors import FedtailorError
-from fedtailor.record import less_is_better
-from fedtailor.report.targets import Row, mean_over_tiers, spent
+from fedtailor.record import Tiers, less_is_better
+from fedtailor.report.targets import Records, last_evaluation, mean_over_tiers, spent_until
 
 FLOPS_PER_MAC = 2
 BYTES_PER_PARAMETER = 4
 
 
 @dataclass(frozen=True)
-class Spent:
-    """All that a run had cost up to an evaluation, and what it was worth."""
+class Reached:
+    """All that a run had cost up to an evaluation, training and measuring, and what it was worth."""
 
     round: int
     macs: int
@@ -50,38 +50,36 @@ class Spent:
         }
 
 
-def spending(rows: Sequence[Row], metric: str = "accuracy", tier: str | None = None) -> list[Spent]:
+def course_of(records: Records, metric: str = "accuracy", tier: str | None = None) -> list[Reached]:
     """The course of a run: one entry per evaluation.
 
-    >>> row = {"round": 1, "macs": 10, "bytes_down": 8, "bytes_up": 4, "tiers": {"all": {"accuracy": 0.5}}}
-    >>> spending([row])
-    [Spent(round=1, macs=10, bytes=12, value=0.5)]
+    >>> from fedtailor.record import RoundRecord, Spent
+    >>> course_of([RoundRecord(1, training=Spent(8, 4, 10), tiers={"all": {"accuracy": 0.5}})])
+    [Reached(round=1, macs=10, bytes=12, value=0.5)]
     """
-    course = _course(rows, lambda row: _value(row["tiers"], metric, tier))
-    if not course:
-        raise FedtailorError("no row of this run has an evaluation: nothing can be said about its accuracy")
-    return course
+    last_evaluation(records)  # a run without one is refused
+    return _course(records, lambda tiers: _value(tiers, metric, tier))
 
 
-def _course(rows: Sequence[Row], value: Callable[[Row], float]) -> list[Spent]:
+def _course(records: Records, value: Callable[[Tiers], float]) -> list[Reached]:
     return [
-        Spent(row["round"], int(total["macs"]), int(total["bytes"]), value(row))
-        for row, total in zip(rows, spent(rows), strict=True)
-        if row.get("tiers")
+        Reached(record.round, spent.macs, spent.bytes, value(record.tiers))
+        for record, spent in zip(records, spent_until(records), strict=True)
+        if record.tiers
     ]
 
 
-def best(course: Sequence[Spent]) -> Spent:
+def best(course: Sequence[Reached]) -> Reached:
     """The first evaluation with the highest value, and what it had cost."""
-    return max(course, key=lambda spent: (spent.value, -spent.round))
+    return max(course, key=lambda reached: (reached.value, -reached.round))
 
 
-def to_reach(course: Sequence[Spent], target: float) -> Spent | None:
+def to_reach(course: Sequence[Reached], target: float) -> Reached | None:
     """What the run had cost when its value was first at least ``target``; None if it never was."""
-    return next((spent for spent in course if spent.value >= target), None)
+    return next((reached for reached in course if reached.value >= target), None)
 
 
-def to_match(course: Sequence[Spent], other: Sequence[Spent]) -> dict[str, float] | None:
+def to_match(course: Sequence[Reached], other: Sequence[Reached]) -> dict[str, float] | None:
     """What more than the other run this one cost to match the other's best value: below zero is a saving.
 
     None if it never does.
@@ -98,7 +96,7 @@ def to_match(course: Sequence[Spent], other: Sequence[Spent]) -> dict[str, float
     }
 
 
-def pareto(points: Mapping[str, Spent]) -> list[str]:
+def pareto(points: Mapping[str, Reached]) -> list[str]:
     """The runs that no other beats in FLOPs and communication at once, by rising FLOPs."""
     ordered = sorted(points, key=lambda name: (points[name].macs, points[name].bytes))
     front: list[str] = []
@@ -108,66 +106,32 @@ def pareto(points: Mapping[str, Spent]) -> list[str]:
     return front
 
 
-def target_table(
-    runs: Mapping[str, Sequence[Row]],
-    allowances: Sequence[float] = (0.05, 0.1),
-    metric: str = "accuracy",
-    tier: str | None = None,
-) -> list[dict[str, Any]]:
-    """Flado's table: methods by rising best value, each against the one before; and the cost of common targets.
-
-    A target is the best value of all methods less an allowance.
-    """
-    return table_of({name: spending(rows, metric, tier) for name, rows in runs.items()}, allowances)
-
-
-def table_of(courses: Mapping[str, Sequence[Spent]], allowances: Sequence[float]) -> list[dict[str, Any]]:
-    """The same for courses that are known."""
-    order = sorted(courses, key=lambda name: best(courses[name]).value)
-    top = best(courses[order[-1]]).value
-    table = []
-    for place, name in enumerate(order):
-        reached = {f"{top - a:.4g}": to_reach(courses[name], top - a) for a in allowances}
-        table.append(
-            {
-                "method": name,
-                "best": best(courses[name]).figures(),
-                "against": order[place - 1] if place else None,
-                "difference": to_match(courses[name], courses[order[place - 1]]) if place else None,
-                "targets": {target: each.figures() if each else None for target, each in reached.items()},
-            }
-        )
-    return table
-
-
-def matching(
-    results: Mapping[str, Sequence[Sequence[Row]]], metric: str = "accuracy"
-) -> list[dict[str, Any]]:
-    """The same over seeds, for method -> seed -> rows, by the mean over tiers.
+def matching(results: Mapping[str, Sequence[Records]], metric: str = "accuracy") -> list[dict[str, Any]]:
+    """Flado's table: methods by rising best value over seeds (method -> seed -> records), by the mean over tiers.
 
     ``more`` is what a method cost beyond the one before it in the table until it matched that one's best, paired in
     the order of seeds; None where a seed never did. Below zero is a saving.
     """
     sign = -1 if less_is_better(metric) else 1
-    courses = {name: [_mean_course(rows, metric, sign) for rows in runs] for name, runs in results.items()}
+    courses = {name: [_mean_course(run, metric, sign) for run in runs] for name, runs in results.items()}
     tops = {name: [best(course) for course in each] for name, each in courses.items() if all(each)}
     table: list[dict[str, Any]] = []
     for name in sorted(tops, key=lambda name: fmean(top.value for top in tops[name])):
-        record = {"method": name, "best": sign * fmean(top.value for top in tops[name])}
-        record |= _means([top.figures() for top in tops[name]], ("round", "flops", "parameters"))
+        row = {"method": name, "best": sign * fmean(top.value for top in tops[name])}
+        row |= _means([top.figures() for top in tops[name]], ("round", "flops", "parameters"))
         if table:
             before = table[-1]["method"]
             found = [to_match(*pair) for pair in zip(courses[name], courses[before], strict=False)]
             known = [each for each in found if each is not None]
             more = _means(known, ("rounds", "flops", "parameters")) if len(known) == len(found) else None
-            record |= {"against": before, "more": more}
-        table.append(record)
+            row |= {"against": before, "more": more}
+        table.append(row)
     return table
 
 
-def _mean_course(rows: Sequence[Row], metric: str, sign: int) -> list[Spent]:
+def _mean_course(records: Records, metric: str, sign: int) -> list[Reached]:
     """A run's course by the mean over tiers, so that more is better; evaluations that gave no number are left out."""
-    course = _course(rows, lambda row: sign * mean_over_tiers(row, metric))
+    course = _course(records, lambda tiers: sign * mean_over_tiers(tiers, metric))
     return [each for each in course if math.isfinite(each.value)]
 
 
@@ -175,7 +139,7 @@ def _means(figures: Sequence[Mapping[str, float]], keys: Sequence[str]) -> dict[
     return {key: fmean(each[key] for each in figures) for key in keys}
 
 
-def _value(tiers: Mapping[str, Mapping[str, float]], metric: str, tier: str | None) -> float:
+def _value(tiers: Tiers, metric: str, tier: str | None) -> float:
     name = list(tiers)[-1] if tier is None else tier
     if name not in tiers or metric not in tiers[name]:
         known = ", ".join(tiers)

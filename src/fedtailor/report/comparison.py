@@ -3,63 +3,67 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from fedtailor.charts.grouping import percent
+from fedtailor.record import headline
 from fedtailor.report.accounting import matching
+from fedtailor.report.amounts import short, size
 from fedtailor.report.differences import Difference, paired, what_seeds_can_tell
-from fedtailor.report.tables import comparison_rows, comparison_table, join_by_tier, shown, totals
-from fedtailor.report.targets import common_target, cost_to_reach, mean_over_tiers, metric_of
-from fedtailor.report.units import short, size
+from fedtailor.report.tables import Results, comparison_rows, comparison_table, join_by_tier, shown, totals
+from fedtailor.report.targets import (
+    Records,
+    common_target,
+    cost_to_reach,
+    last_evaluation,
+    mean_over_tiers,
+)
 
 if TYPE_CHECKING:
     from fedtailor.config import RunConfig
     from fedtailor.sweep.plan import Cell, PlannedRun
 
-Row = Mapping[str, Any]
-Results = Mapping[str, Sequence[Sequence[Row]]]  # method -> seed -> rows
 
-
-def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Sequence[Row]]]]:
-    """The rows of finished runs: cell of the grid -> method -> one list of rows per seed."""
-    parts: dict[tuple[Cell, str, int], dict[str, Sequence[Row]]] = {}
+def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Records]]]:
+    """The records of finished runs: cell of the grid -> method -> one list of records per seed."""
+    parts: dict[tuple[Cell, str, int], dict[str, Records]] = {}
     for run in runs:
-        rows = with_ending(
-            [{**each.as_row(), "seconds": each.seconds} for each in run.folder.records()], run.config
-        )
-        parts.setdefault((run.cell, run.label, run.seed), {})[run.tier] = rows
-    results: dict[Cell, dict[str, list[Sequence[Row]]]] = {}
-    for (cell, label, _seed), by_tier in parts.items():
-        results.setdefault(cell, {}).setdefault(label, []).append(join_by_tier(by_tier))
+        records = with_ending(run.folder.records(), run.config)
+        parts.setdefault((run.cell, run.label, run.seed), {})[run.tier] = records
+    results: dict[Cell, dict[str, list[Records]]] = {}
+    for (cell, variant, _seed), by_tier in parts.items():
+        results.setdefault(cell, {}).setdefault(variant, []).append(join_by_tier(by_tier))
     return results
 
 
-def with_ending(rows: list[dict[str, Any]], config: RunConfig) -> list[dict[str, Any]]:
-    """The rows, the last of them with the figures of the round that the run ended with."""
-    last = rows[-1]
-    if config.stopping.restore_best:
-        best = next(row for row in rows if row["round"] == last["best_round"])
-        last = {**last, "tiers": best["tiers"]}
-    return [*rows[:-1], last]
+def with_ending(records: Records, config: RunConfig) -> Records:
+    """The records, the last of them with the figures of the round that the run ended with."""
+    last = records[-1]
+    if not config.stopping.restore_best:
+        return records
+    best = next(record for record in records if record.round == last.best_round)
+    return [*records[:-1], replace(last, tiers=best.tiers, deployed=best.deployed)]
 
 
 def target_of(results: Results, per_cent: float | None) -> tuple[str, float | None]:
     """The metric that methods are judged by, and the value to reach: given, or one that most runs reached."""
-    every = [rows for runs in results.values() for rows in runs]
-    metric = metric_of(every[0])
+    every = [records for runs in results.values() for records in runs]
+    metric = headline(last_evaluation(every[0]))
     if per_cent is None:
         return metric, common_target(every, metric)
-    return metric, per_cent / 100 if metric == "accuracy" else per_cent
+    return metric, per_cent / percent(metric)
 
 
 def costs_to_reach(results: Results, target: float, metric: str) -> dict[str, dict[str, Any]]:
     """For each method: the mean cost over the seeds that reached the target, and how many did."""
     answer: dict[str, dict[str, Any]] = {}
     for method, runs in results.items():
-        costs = [cost for rows in runs if (cost := cost_to_reach(rows, target, metric)) is not None]
+        costs = [cost for records in runs if (cost := cost_to_reach(records, target, metric)) is not None]
         means = {key: statistics.mean(cost[key] for cost in costs) for key in costs[0]} if costs else {}
         flops = {"flops": 2 * means["macs"]} if costs else {}
         answer[method] = {"reached": len(costs), "seeds": len(runs), **means, **flops}
@@ -68,7 +72,10 @@ def costs_to_reach(results: Results, target: float, metric: str) -> dict[str, di
 
 def differences(results: Results, metric: str) -> dict[str, Difference]:
     """Every method against the first one: the mean over tiers at the end, paired by seed."""
-    ends = {method: [mean_over_tiers(rows[-1], metric) for rows in runs] for method, runs in results.items()}
+    ends = {
+        method: [mean_over_tiers(last_evaluation(records), metric) for records in runs]
+        for method, runs in results.items()
+    }
     first, *others = ends
     return {method: paired(ends[first], ends[method]) for method in others}
 
@@ -115,7 +122,7 @@ def _cost_table(results: Results, target: float | None, metric: str) -> Table:
     for column in ("FLOPs", "time", *(("rounds to", "sent to", "FLOPs to", "seeds") if costs else ())):
         table.add_column(column, justify="right", no_wrap=True)
     for method, runs in results.items():
-        sums = [totals(rows) for rows in runs]
+        sums = [totals(records) for records in runs]
         cells = [short(2 * statistics.mean(total["macs"] for total in sums))]
         cells.append(f"{statistics.mean(total['seconds'] for total in sums):.0f} s")
         cost = costs.get(method)
@@ -143,7 +150,8 @@ def _difference_table(results: Results, metric: str) -> Iterator[Table | Text]:
 
 def with_interval(metric: str, difference: Difference) -> str:
     """``+1.2 ± 0.8 points``: the mean and its 95 % interval."""
-    factor, unit, digits = (100, " points", 2) if metric == "accuracy" else (1, "", 4)
+    factor = percent(metric)
+    unit, digits = (" points", 2) if factor > 1 else ("", 4)
     text = f"{factor * difference.mean:+.{digits}f}"
     if difference.half_width is not None:
         text += f" ± {factor * difference.half_width:.{digits}f}"

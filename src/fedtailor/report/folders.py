@@ -1,4 +1,4 @@
-"""Run folders as records: which runs belong together, and how each is called."""
+"""Run folders as reported runs: which runs belong together, and how each is called."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtailor.charts.panel import RunRecord
+from fedtailor.charts.panel import ReportedRun
 from fedtailor.errors import FedtailorError
 from fedtailor.report.tables import join_by_tier
 from fedtailor.storage.files import in_use
 from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, METRICS, SETUP, RunFolder
+from fedtailor.sweep.plan import COMPARISON
 
-COMPARISON = "comparison.json"
 
-
-def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """All runs in these folders: a run, the folder of a comparison, or any folder that holds runs."""
     found: dict[Path, dict[str, Any]] = {}
     for path in paths:
@@ -28,8 +27,8 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
                 f"{path}: no run there; expected a folder with {METRICS}, or one that holds such"
             )
         found.update(here)
-    records = [_record(folder, named) for folder, named in found.items()]
-    return _joined(_labelled([record for record in records if record.rows]), found)
+    runs = [_reported(folder, named) for folder, named in found.items()]
+    return _joined(_told_apart([run for run in runs if run.records]), found)
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -51,27 +50,17 @@ def _named(folder: Path, root: Path) -> dict[str, Any]:
     return {}
 
 
-def _record(folder: Path, named: Mapping[str, Any]) -> RunRecord:
+def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
     run = RunFolder(folder)
     config = _read(folder / CONFIG, tomllib.loads)
-    method = config.get("method", {}).get("name", "own method")
-    return RunRecord(
-        label=named.get("label", ""),
+    return ReportedRun(
+        variant=named.get("label", ""),
         setting=", ".join(f"{key}={value}" for key, value in named.get("cell", {}).items()),
         seed=config.get("seed", 0),
-        method=method,
+        method=config.get("method", {}).get("name", "own method"),
         state="finished" if run.finished else "running" if in_use(folder) else "interrupted",
         folder=str(folder),
-        rows=[{**record.as_row(), "seconds": record.seconds} for record in run.records()],
-        notes=[
-            {
-                "round": r.round,
-                "cuts": [{"count": c.count, **c.cut, "tags": c.tags} for c in r.coverage],
-                "method": r.method,
-                "deployed": r.deployed,
-            }
-            for r in run.records()
-        ],
+        records=run.records(),
         setup=_read(folder / SETUP, json.loads),
         config=config,
         environment=_read(folder / ENVIRONMENT, json.loads),
@@ -83,26 +72,23 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
     return dict(parse(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-def _labelled(records: Sequence[RunRecord]) -> list[RunRecord]:
+def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """Runs without a name of their own are called by their method and the settings in which they differ."""
-    nameless = [record for record in records if not record.label]
-    settings = {id(record): flat(record.config) for record in nameless}
+    nameless = [run for run in runs if not run.variant]
+    settings = {id(run): flat(run.config) for run in nameless}
     keys = sorted({key for each in settings.values() for key in each} - {"name", "seed", "method.name"})
-    differing = [key for key in keys if len({settings[id(record)].get(key) for record in nameless}) > 1]
-    same_method: dict[str, list[RunRecord]] = {record.method: [] for record in nameless}
-    for record in nameless:
-        same_method[record.method].append(record)
+    keys = [key for key in keys if not key.startswith("engine.")]
+    same_method: dict[str, list[ReportedRun]] = {}
+    for run in nameless:
+        same_method.setdefault(run.method, []).append(run)
 
-    def label(record: RunRecord) -> str:
-        own = settings[id(record)]
-        others = same_method[record.method]
-        told = [key for key in differing if len({settings[id(other)].get(key) for other in others}) > 1]
-        parts = [
-            f"{key.removeprefix('method.')}={own.get(key)}" for key in told if not key.startswith("engine.")
-        ]
-        return " ".join([record.method, *parts])
+    def variant(run: ReportedRun) -> str:
+        others = [settings[id(other)] for other in same_method[run.method]]
+        told = [key for key in keys if len({other.get(key) for other in others}) > 1]
+        parts = [f"{key.removeprefix('method.')}={settings[id(run)].get(key)}" for key in told]
+        return " ".join([run.method, *parts])
 
-    return [record if record.label else replace(record, label=label(record)) for record in records]
+    return [run if run.variant else replace(run, variant=variant(run)) for run in runs]
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -114,19 +100,19 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
     return found
 
 
-def _joined(records: Sequence[RunRecord], named: Mapping[Path, Mapping[str, Any]]) -> list[RunRecord]:
-    """Runs that were made for one tier each are one record."""
-    joined: list[RunRecord] = []
-    parts: dict[tuple[str, str, int], dict[str, RunRecord]] = {}
-    for record in records:
-        tier = named.get(Path(record.folder), {}).get("tier", "")
+def _joined(runs: Sequence[ReportedRun], named: Mapping[Path, Mapping[str, Any]]) -> list[ReportedRun]:
+    """Runs that were made for one tier each are one."""
+    joined: list[ReportedRun] = []
+    parts: dict[tuple[str, str, int], dict[str, ReportedRun]] = {}
+    for run in runs:
+        tier = named.get(Path(run.folder), {}).get("tier", "")
         if not tier:
-            joined.append(record)
+            joined.append(run)
             continue
-        parts.setdefault((record.label, record.setting, record.seed), {})[tier] = record
+        parts.setdefault((run.variant, run.setting, run.seed), {})[tier] = run
     for by_tier in parts.values():
         first = next(iter(by_tier.values()))
-        shortest = min(len(record.rows) for record in by_tier.values())
-        rows = join_by_tier({tier: record.rows[:shortest] for tier, record in by_tier.items()})
-        joined.append(replace(first, rows=rows, notes=(), folder=str(Path(first.folder).parent)))
+        shortest = min(len(run.records) for run in by_tier.values())
+        records = join_by_tier({tier: run.records[:shortest] for tier, run in by_tier.items()})
+        joined.append(replace(first, records=records, folder=str(Path(first.folder).parent)))
     return joined

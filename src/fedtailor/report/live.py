@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from fedtailor.charts.panel import Panel, RunRecord
+from fedtailor.charts.panel import Panel, ReportedRun
 from fedtailor.errors import FedtailorError
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import chart_data, page, require_charts
-from fedtailor.report.panels import all_panels
+from fedtailor.report.panels.all_panels import all_panels
 
 LOOPBACK = "127.0.0.1"
 WAITING = "waiting for the first round"
@@ -34,10 +34,10 @@ def look(path: Path) -> tuple[str, list[Panel]]:
     return "; ".join(map(_state, runs[:4])) + ("; ..." if len(runs) > 4 else ""), all_panels(runs)
 
 
-def _state(run: RunRecord) -> str:
+def _state(run: ReportedRun) -> str:
     rounds = run.config.get("rounds")
-    done = f"round {run.rows[-1]['round']}" + (f" of {rounds}" if rounds else "")
-    return f"{run.label}, seed {run.seed}: {run.state}, {done}"
+    done = f"round {run.records[-1].round}" + (f" of {rounds}" if rounds else "")
+    return f"{run.variant}, seed {run.seed}: {run.state}, {done}"
 
 
 class _Handler(BaseHTTPRequestHandler):

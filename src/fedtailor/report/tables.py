@@ -6,41 +6,39 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.table import Table
 
-from fedtailor.report.units import short, size
+from fedtailor.charts.grouping import percent
+from fedtailor.record import RoundRecord, Spent, headline
+from fedtailor.report.amounts import short, size
+from fedtailor.report.targets import Records, last_evaluation
 from fedtailor.run.result import Run
 
-Row = Mapping[str, Any]
+Results = Mapping[str, Sequence[Records]]  # method -> seed -> records
 
 
-def totals(rows: Sequence[Row]) -> dict[str, Any]:
-    """What all rounds together cost."""
-    refused: Counter[str] = Counter()
-    for row in rows:
-        refused.update(row["refused"])
+def totals(records: Records) -> dict[str, Any]:
+    """What all rounds together cost, training and measuring."""
+    spent = sum((record.spent for record in records), Spent())
+    refused = sum((Counter(record.cohort.refused) for record in records), Counter[str]())
     return {
-        "rounds": rows[-1]["round"],
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "macs": sum(row["macs"] for row in rows),
-        "seconds": round(sum(row["seconds"] for row in rows), 2),
+        "rounds": records[-1].round,
+        "bytes_down": spent.bytes_down,
+        "bytes_up": spent.bytes_up,
+        "macs": spent.macs,
+        "seconds": round(sum(record.seconds for record in records), 2),
         "refused": dict(sorted(refused.items())),
-        "abandoned": sum(row.get("abandoned", 0) for row in rows),
-        "resting": rows[-1].get("resting", 0),
+        "abandoned": sum(record.cohort.abandoned for record in records),
+        "resting": records[-1].cohort.resting,
     }
 
 
 def run_summary(run: Run) -> dict[str, Any]:
     """The end of a run as plain data."""
-    return {
-        "method": run.method.name,
-        "dataset": run.data.name,
-        "tiers": run.tiers,
-        **totals([{**each.as_row(), "seconds": each.seconds} for each in run.history]),
-    }
+    return {"method": run.method.name, "dataset": run.data.name, "tiers": run.tiers, **totals(run.history)}
 
 
 def tier_table(title: str, run: Run) -> Table:
@@ -59,12 +57,12 @@ def tier_table(title: str, run: Run) -> Table:
     return table
 
 
-def comparison_table(title: str, results: Mapping[str, Sequence[Sequence[Row]]]) -> Table:
+def comparison_table(title: str, results: Results) -> Table:
     """One row per method, one column per tier: the mean over seeds, and the deviation where there are several."""
-    first = next(iter(results.values()))[0]
-    tiers = list(first[-1]["tiers"])
-    metric = next((key for key in first[-1]["tiers"][tiers[0]] if key != "loss"), "loss")
-    spread_over = ", mean ± deviation over seeds" if len(next(iter(results.values()))) > 1 else ""
+    first = next(iter(results.values()))
+    tiers = last_evaluation(first[0])
+    metric = headline(tiers)
+    spread_over = ", mean ± deviation over seeds" if len(first) > 1 else ""
     caption = f"{metric} per tier at the end{spread_over}"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.add_column("method", overflow="fold", min_width=10)
@@ -72,35 +70,43 @@ def comparison_table(title: str, results: Mapping[str, Sequence[Sequence[Row]]])
         table.add_column(tier, justify="right", no_wrap=True)
     table.add_column("sent", justify="right", no_wrap=True)
     for method, runs in results.items():
-        ends = [rows[-1]["tiers"] for rows in runs]
+        ends = [last_evaluation(records) for records in runs]
         cells = [spread(metric, [end[tier][metric] for end in ends]) for tier in tiers]
-        sums = [totals(rows) for rows in runs]
-        sent = statistics.mean(total["bytes_down"] + total["bytes_up"] for total in sums)
+        sent = statistics.mean(sum(record.spent.bytes for record in records) for records in runs)
         table.add_row(method, *cells, size(sent))
     return table
 
 
-def join_by_tier(runs: Mapping[str, Sequence[Row]]) -> Sequence[Row]:
+def join_by_tier(runs: Mapping[str, Records]) -> Records:
     """Several runs as one: each tier's figures from the run that was made for it, the costs of all together."""
     if len(runs) == 1:
         return next(iter(runs.values()))
-    joined = []
-    for rows in zip(*runs.values(), strict=True):
-        row = dict(rows[0])
-        if "tiers" in row:
-            row["tiers"] = {tier: each["tiers"][tier] for tier, each in zip(runs, rows, strict=True)}
-        for key in ("bytes_down", "bytes_up", "macs", "seconds"):
-            row[key] = sum(each[key] for each in rows)
-        row["refused"] = dict(sum((Counter(each["refused"]) for each in rows), Counter()))
-        joined.append(row)
-    return joined
+    rounds = zip(*runs.values(), strict=True)
+    return [_joined(dict(zip(runs, records, strict=True))) for records in rounds]
 
 
-def comparison_rows(results: Mapping[str, Sequence[Sequence[Row]]]) -> list[dict[str, Any]]:
+def _joined(by_tier: Mapping[str, RoundRecord]) -> RoundRecord:
+    """One round of several runs; what a run has to show of itself alone is left out."""
+    records = list(by_tier.values())
+    refused = sum((Counter(record.cohort.refused) for record in records), Counter[str]())
+    return replace(
+        records[0],
+        cohort=replace(records[0].cohort, refused=dict(refused)),
+        training=sum((record.training for record in records), Spent()),
+        measuring=sum((record.measuring for record in records), Spent()),
+        tiers={tier: record.tiers[tier] for tier, record in by_tier.items() if record.tiers} or None,
+        deployed={tier: each.deployed[tier] for tier, each in by_tier.items() if tier in each.deployed},
+        method={},
+        coverage=(),
+        seconds=sum(record.seconds for record in records),
+    )
+
+
+def comparison_rows(results: Results) -> list[dict[str, Any]]:
     """The comparison as plain data: mean and sample deviation of every metric and tier."""
     answer = []
     for method, runs in results.items():
-        ends = [rows[-1]["tiers"] for rows in runs]
+        ends = [last_evaluation(records) for records in runs]
         tiers = {
             tier: {
                 metric: mean_and_deviation([end[tier][metric] for end in ends]) for metric in ends[0][tier]
@@ -108,7 +114,12 @@ def comparison_rows(results: Mapping[str, Sequence[Sequence[Row]]]) -> list[dict
             for tier in ends[0]
         }
         answer.append(
-            {"method": method, "seeds": len(runs), "tiers": tiers, "runs": [totals(rows) for rows in runs]}
+            {
+                "method": method,
+                "seeds": len(runs),
+                "tiers": tiers,
+                "runs": [totals(records) for records in runs],
+            }
         )
     return answer
 
@@ -121,8 +132,8 @@ def mean_and_deviation(values: Sequence[float]) -> dict[str, float | None]:
 
 def spread(metric: str, values: Sequence[float]) -> str:
     """``97.1±0.3``: five of them fit beside each other in a terminal of 80 columns."""
-    factor = 100 if metric == "accuracy" else 1
-    digits = 1 if metric == "accuracy" else 3
+    factor = percent(metric)
+    digits = 1 if factor > 1 else 3
     text = f"{factor * statistics.mean(values):.{digits}f}"
     return f"{text}±{factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else text
 
@@ -131,4 +142,4 @@ def shown(metric: str, value: float) -> str:
     """A metric for people: accuracy in per cent, everything else as a number."""
     if not math.isfinite(value):
         return str(value)
-    return f"{100 * value:.1f} %" if metric.endswith("accuracy") else f"{value:.4g}"
+    return f"{percent(metric) * value:.1f} %" if percent(metric) > 1 else f"{value:.4g}"

@@ -173,7 +173,7 @@ def test_a_rule_for_a_custom_autograd_function(own_rules):
 
     @function_rule(Triple)
     def same_channels(site: Site):
-        return site.operand().labels
+        return site.operand().numbers
 
     model = elastic(Straight(), BATCH)
     assert model.groups.elastic == ("conv1", "conv2")
@@ -195,9 +195,9 @@ def test_a_rule_for_a_custom_layer(own_rules):
     @layer_rule(Whitening)
     def whitening(site: Site):
         x = site.operand()
-        site.parameter("gain", x.labels[1])
-        site.follow("width", x.labels[1])
-        return x.labels
+        site.parameter("gain", x.numbers[1])
+        site.follow("width", x.numbers[1])
+        return x.numbers
 
     model = elastic(Whitened(), BATCH)
     assert model.groups.elastic == ("conv1", "conv2")
@@ -208,6 +208,15 @@ def test_a_rule_for_a_custom_layer(own_rules):
     small(BATCH[0])
 
 
+def test_rules_may_call_the_numbers_labels(own_rules):
+    @function_rule(Triple)
+    def same_channels(site: Site):
+        assert site.operand().labels is site.operand().numbers
+        return site.operand().labels
+
+    assert elastic(Straight(), BATCH).groups.elastic == ("conv1", "conv2")
+
+
 class Reversed(Net):
     def middle(self, x: Tensor) -> Tensor:
         return torch.flip(x, [1])
@@ -216,7 +225,7 @@ class Reversed(Net):
 def test_a_wrong_rule_is_caught_and_the_group_named(own_rules):
     @function_rule(torch.flip)
     def wrong(site: Site):
-        return site.operand().labels  # channels change places, and this rule does not say so
+        return site.operand().numbers  # channels change places, and this rule does not say so
 
     with pytest.raises(
         FedtailorError, match=r"differs by .*group 'conv1', which lies on conv1.weight axis 0"
@@ -237,7 +246,7 @@ def test_a_wrong_rule_for_a_layer_is_made_good_by_export(own_rules):
         def middle(self, x: Tensor) -> Tensor:
             return self.turn(x)
 
-    layer_rule(Turn)(lambda site: site.operand().labels)
+    layer_rule(Turn)(lambda site: site.operand().numbers)
     model = elastic(Turned(), BATCH)
     assert "is ordered by" in model.groups.fixed["conv1"]
     assert "traced with torch.export" in model.explain()

@@ -12,7 +12,7 @@ from fedtailor.data.files import broken
 from fedtailor.data.formats.archive import walk
 from fedtailor.data.formats.cifar import read_binary, read_python
 from fedtailor.data.formats.images import stack_images
-from fedtailor.data.sources import Dataset, Layout, Source, register
+from fedtailor.data.sources import Dataset, Edition, Source, register
 from fedtailor.data.transforms import ImagePreparation
 from fedtailor.errors import unknown
 
@@ -129,12 +129,12 @@ register(
     Source(
         name="cifar10",
         summary="32x32 colour photos of animals and vehicles, 50,000 + 10,000 images, 10 classes",
-        layouts=(
-            Layout(("cifar-10-batches-bin",), read_cifar10_binary),
-            Layout(("cifar-10-batches-py",), read_cifar10_python),
-            Layout(("cifar-10-binary.tar.gz",), read_cifar10_binary),
-            Layout(("cifar-10-python.tar.gz",), read_cifar10_python),
-            CIFAR10.npz_layout(),
+        editions=(
+            Edition(("cifar-10-batches-bin",), read_cifar10_binary),
+            Edition(("cifar-10-batches-py",), read_cifar10_python),
+            Edition(("cifar-10-binary.tar.gz",), read_cifar10_binary),
+            Edition(("cifar-10-python.tar.gz",), read_cifar10_python),
+            CIFAR10.npz_edition(),
         ),
         remote=(
             RemoteFile(
@@ -150,12 +150,12 @@ register(
     Source(
         name="cifar100",
         summary="32x32 colour photos, 50,000 + 10,000 images, 100 classes (or 20 with labels = coarse)",
-        layouts=(
-            Layout(("cifar-100-binary",), read_cifar100_binary),
-            Layout(("cifar-100-python",), read_cifar100_python),
-            Layout(("cifar-100-binary.tar.gz",), read_cifar100_binary),
-            Layout(("cifar-100-python.tar.gz",), read_cifar100_python),
-            Layout(("cifar100.npz",), read_cifar100_npz),
+        editions=(
+            Edition(("cifar-100-binary",), read_cifar100_binary),
+            Edition(("cifar-100-python",), read_cifar100_python),
+            Edition(("cifar-100-binary.tar.gz",), read_cifar100_binary),
+            Edition(("cifar-100-python.tar.gz",), read_cifar100_python),
+            Edition(("cifar100.npz",), read_cifar100_npz),
         ),
         options={"labels": "fine"},
         remote=(
@@ -172,11 +172,11 @@ register(
     Source(
         name="cinic10",
         summary="32x32 colour photos, CIFAR-10's classes from ImageNet too, 90,000 + 90,000 images",
-        layouts=(
-            CINIC10.npz_layout(),
-            Layout(("CINIC-10/train", "CINIC-10/test"), lambda train, _test: read_cinic10(train.parent)),
-            Layout(("cinic10/train", "cinic10/test"), lambda train, _test: read_cinic10(train.parent)),
-            Layout(("CINIC-10.tar.gz",), read_cinic10),
+        editions=(
+            CINIC10.npz_edition(),
+            Edition(("CINIC-10/train", "CINIC-10/test"), lambda train, _test: read_cinic10(train.parent)),
+            Edition(("cinic10/train", "cinic10/test"), lambda train, _test: read_cinic10(train.parent)),
+            Edition(("CINIC-10.tar.gz",), read_cinic10),
         ),
         remote=(
             RemoteFile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedtailor.data.batches import Examples
-from fedtailor.data.sources import Dataset, Layout, Source, register
+from fedtailor.data.sources import Dataset, Edition, Source, register
 from fedtailor.data.transforms import ImagePreparation
 
 PREPARATION = ImagePreparation(white=16.0)  # pixels are counts from 0 to 16
@@ -34,6 +34,6 @@ register(
     Source(
         name="digits",
         summary="8x8 grey digits of scikit-learn, 1,797 images, 10 classes",
-        layouts=(Layout((), read_digits),),
+        editions=(Edition((), read_digits),),
     )
 )

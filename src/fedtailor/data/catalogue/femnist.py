@@ -11,7 +11,7 @@ from fedtailor.data.catalogue.images import Arrays, ImageSet
 from fedtailor.data.files import broken
 from fedtailor.data.formats.leaf import read_leaf
 from fedtailor.data.partitions import Array
-from fedtailor.data.sources import Dataset, Layout, Source, register
+from fedtailor.data.sources import Dataset, Edition, Source, register
 from fedtailor.data.transforms import ImagePreparation
 
 FEMNIST = ImageSet(
@@ -51,10 +51,10 @@ register(
     Source(
         name="femnist",
         summary="28x28 grey handwritten characters by writer, 62 classes, natural clients",
-        layouts=(
-            Layout(("femnist/data/train", "femnist/data/test"), read_femnist),
-            Layout(("femnist/train", "femnist/test"), read_femnist),
-            FEMNIST.npz_layout(),
+        editions=(
+            Edition(("femnist/data/train", "femnist/data/test"), read_femnist),
+            Edition(("femnist/train", "femnist/test"), read_femnist),
+            FEMNIST.npz_edition(),
         ),
         advice="LEAF's preprocess.sh makes the files from NIST's originals",
     )

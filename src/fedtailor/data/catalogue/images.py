@@ -11,7 +11,7 @@ from fedtailor.data.batches import Examples
 from fedtailor.data.files import broken
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.partitions import Array
-from fedtailor.data.sources import Dataset, Layout
+from fedtailor.data.sources import Dataset, Edition
 from fedtailor.data.transforms import ImagePreparation
 
 
@@ -60,7 +60,7 @@ class ImageSet:
         return Examples.of(self.pixels(images, where), labels, preparation=self.preparation)
 
     def pixels(self, images: Array, where: Path) -> Array:
-        """Images as uint8 (N, C, H, W), from any usual layout: grey or flat, channels last, floats 0 to 1."""
+        """Images as uint8 (N, C, H, W), from any usual order of axes: grey or flat, channels last, floats 0 to 1."""
         channels, height, width = self.shape
         count = len(images)
         if images.shape[1:] in {(height, width), (channels * height * width,)}:
@@ -75,9 +75,9 @@ class ImageSet:
             raise broken(where, f"has pixels of type {images.dtype}, expected bytes, or floats from 0 to 1")
         return np.asarray(np.rint(images * 255), dtype=np.uint8)
 
-    def npz_layout(self) -> Layout:
+    def npz_edition(self) -> Edition:
         """Every set is also read from one ``<name>.npz``."""
-        return Layout((f"{self.name}.npz",), self.read_npz)
+        return Edition((f"{self.name}.npz",), self.read_npz)
 
     def read_npz(self, path: Path) -> Dataset:
         """The data set from one ``.npz`` file."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtailor.data.catalogue.images import Arrays, ImageSet
 from fedtailor.data.download import RemoteFile
 from fedtailor.data.formats.idx import read_idx
-from fedtailor.data.sources import Dataset, Layout, Source, register
+from fedtailor.data.sources import Dataset, Edition, Source, register
 from fedtailor.data.transforms import ImagePreparation
 
 FILES = (
@@ -49,14 +49,14 @@ def read_idx_set(images: ImageSet, *paths: Path) -> Dataset:
     return images.dataset(Arrays(x_train, y_train, x_test, y_test), paths[0].parent)
 
 
-def _layouts(images: ImageSet, *folders: str) -> tuple[Layout, ...]:
+def _editions(images: ImageSet, *folders: str) -> tuple[Edition, ...]:
     read = partial(read_idx_set, images)
     packed = [
-        Layout(tuple(f"{folder}/{file}{ending}" for file in FILES), read)
+        Edition(tuple(f"{folder}/{file}{ending}" for file in FILES), read)
         for folder in folders
         for ending in (".gz", "")
     ]
-    return (*packed, images.npz_layout())
+    return (*packed, images.npz_edition())
 
 
 def _remote(
@@ -72,7 +72,7 @@ register(
     Source(
         name="mnist",
         summary="28x28 grey handwritten digits, 60,000 + 10,000 images, 10 classes",
-        layouts=_layouts(MNIST, "mnist", "MNIST/raw"),
+        editions=_editions(MNIST, "mnist", "MNIST/raw"),
         remote=_remote(
             "mnist",
             (
@@ -98,7 +98,7 @@ register(
     Source(
         name="fashion-mnist",
         summary="28x28 grey pictures of clothes, 60,000 + 10,000 images, 10 classes",
-        layouts=_layouts(FASHION_MNIST, "fashion-mnist", "FashionMNIST/raw"),
+        editions=_editions(FASHION_MNIST, "fashion-mnist", "FashionMNIST/raw"),
         remote=_remote(
             "fashion-mnist",
             (

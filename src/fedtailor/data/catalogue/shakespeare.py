@@ -13,7 +13,7 @@ from fedtailor.data.formats.leaf import read_leaf
 from fedtailor.data.formats.lines import read_texts
 from fedtailor.data.formats.text import Alphabet, WindowSettings, text_dataset, window_examples
 from fedtailor.data.partitions import Array
-from fedtailor.data.sources import Dataset, Layout, Source, register
+from fedtailor.data.sources import Dataset, Edition, Source, register
 
 NAME = "shakespeare"
 ALPHABET = Alphabet()  # LEAF's 80 characters
@@ -62,10 +62,10 @@ register(
     Source(
         name=NAME,
         summary="lines of plays by role, next of 80 characters, natural clients",
-        layouts=(
-            Layout(("shakespeare/data/train", "shakespeare/data/test"), read_leaf_roles),
-            Layout(("shakespeare/train", "shakespeare/test"), read_leaf_roles),
-            Layout(("shakespeare.jsonl",), read_roles),
+        editions=(
+            Edition(("shakespeare/data/train", "shakespeare/data/test"), read_leaf_roles),
+            Edition(("shakespeare/train", "shakespeare/test"), read_leaf_roles),
+            Edition(("shakespeare.jsonl",), read_roles),
         ),
         options={"window": 80, "stride": 1, "shifted": False, "test_share": 0.2},
         advice="LEAF's preprocess.sh makes the files, or write a shakespeare.jsonl with user and text",

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedtailor.data.catalogue.images import Arrays, ImageSet
 from fedtailor.data.download import RemoteFile
 from fedtailor.data.formats.mat import read_svhn
-from fedtailor.data.sources import Dataset, Layout, Source, register
+from fedtailor.data.sources import Dataset, Edition, Source, register
 from fedtailor.data.transforms import ImagePreparation
 
 HOST = "http://ufldl.stanford.edu/housenumbers"
@@ -29,10 +29,10 @@ register(
     Source(
         name="svhn",
         summary="32x32 colour house numbers, 73,257 + 26,032 images, 10 classes",
-        layouts=(
-            Layout(("svhn/train_32x32.mat", "svhn/test_32x32.mat"), read_svhn_set),
-            Layout(("train_32x32.mat", "test_32x32.mat"), read_svhn_set),
-            SVHN.npz_layout(),
+        editions=(
+            Edition(("svhn/train_32x32.mat", "svhn/test_32x32.mat"), read_svhn_set),
+            Edition(("train_32x32.mat", "test_32x32.mat"), read_svhn_set),
+            SVHN.npz_edition(),
         ),
         remote=(
             RemoteFile(

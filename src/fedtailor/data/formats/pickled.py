@@ -117,14 +117,14 @@ class _Machine:
         self.position += count
         return piece
 
-    def number(self, layout: str) -> int:
-        """The next number, in a layout of the struct module."""
-        value: int = struct.unpack(layout, self._bytes(struct.calcsize(layout)))[0]
+    def number(self, code: str) -> int:
+        """The next number, in a format of the struct module."""
+        value: int = struct.unpack(code, self._bytes(struct.calcsize(code)))[0]
         return value
 
-    def counted(self, layout: str) -> bytes:
+    def counted(self, code: str) -> bytes:
         """The next bytes, after their number."""
-        return self._bytes(self.number(layout))
+        return self._bytes(self.number(code))
 
     def line(self) -> str:
         """The next characters up to the end of the line."""

@@ -1,4 +1,7 @@
-"""Copies of a user's module: everything that tracing and cutting do happens on one of them."""
+"""A user's module before it is traced: the names of its tensors, and copies of it, on which all the work happens.
+
+``trace.py`` hands such copies to ``recorder.py`` and ``exported.py``; cutting and running use them too.
+"""
 
 from __future__ import annotations
 

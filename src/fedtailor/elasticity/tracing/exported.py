@@ -1,13 +1,15 @@
-"""The fallback: ``torch.export`` follows code that symbolic tracing cannot, at the price of fixed sizes.
+"""Exports ``forward`` where ``recorder.py`` cannot follow it: ``torch.export``, at the price of fixed sizes.
 
 Its graph consists of operations instead of layers, and every size in it is a number, so it is only used to find out
-which channels belong together. Pieces of the model are always of the user's own class.
+which channels belong together: ``numbering.py`` walks it like a recorded one. Pieces of the model are always of the
+user's own class.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch._export.verifier import SpecViolationError
 from torch.nn import functional as F
 
-from fedtailor.elasticity.tracing.recorder import copied, fetch, on_meta
+from fedtailor.elasticity.tracing.example import copied, on_meta
 from fedtailor.elasticity.tracing.rules import FUNCTION_RULES, Rule, TraceError, rule_of_layer
 
 
@@ -47,7 +49,7 @@ def export(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], prob
 def _prepare(node: fx.Node, network: fx.GraphModule, root: nn.Module, known: set[str]) -> None:
     """Give an exported node what a recorded node has: its value, its source line, its layer."""
     if node.op == "get_attr":
-        value = fetch(network, str(node.target))
+        value = attrgetter(str(node.target))(network)
         node.meta["value"] = on_meta(value)
         if "." not in str(node.target) and not hasattr(root, str(node.target)):
             setattr(root, str(node.target), value)  # a constant that export found in the code
@@ -55,10 +57,10 @@ def _prepare(node: fx.Node, network: fx.GraphModule, root: nn.Module, known: set
         node.meta["value"] = on_meta(node.meta.get("val"))
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
     node.meta["layer"] = next((path for path in reversed(stack) if path in known), "")
-    node.meta["place"] = _place(node.meta.get("stack_trace") or "")
+    node.meta["source_line"] = _source_line(node.meta.get("stack_trace") or "")
 
 
-def _place(stack: str) -> str:
+def _source_line(stack: str) -> str:
     """The innermost line of a stack trace that is not PyTorch's own."""
     home = str(Path(torch.__file__).parent)
     lines = [line.strip() for line in stack.splitlines() if line.strip().startswith('File "')]

@@ -1,10 +1,13 @@
-"""Symbolic tracing that knows sizes: ``torch.fx``, with every value also computed for the example.
+"""Records ``forward`` as a graph: ``torch.fx``, with every value also computed for the example.
 
 Plain ``torch.fx`` stops at the first ``assert``, ``if`` or ``range`` that asks for a size. Here each recorded node is
 computed at once on the example (a few examples and a copy of the weights: cheaper than the ``meta`` device, whose first
 use imports PyTorch's compiler), so that such questions have an answer. Answers that were given are remembered
 (``Answer``): a graph that relies on the batch's own sizes is good for finding out which channels belong together, but
 not for running other batches. Questions about the values of tensors are refused.
+
+``numbering.py`` walks the graph afterwards and needs the shapes of values only. Code that cannot be recorded goes to
+``exported.py``; ``source_lines.py`` says which line of it is running.
 """
 
 from __future__ import annotations
@@ -23,8 +26,15 @@ from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _assert_is_none
 from torch.nn.modules import transformer
 
-from fedtailor.elasticity.tracing.places import asking_line, failing_line, is_guard, is_unpacking, user_line
+from fedtailor.elasticity.tracing.example import on_meta
 from fedtailor.elasticity.tracing.rules import TraceError, describe, rule_of_layer
+from fedtailor.elasticity.tracing.source_lines import (
+    asking_line,
+    failing_line,
+    is_guard,
+    is_unpacking,
+    user_line,
+)
 
 FACTORIES = (
     torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
@@ -53,7 +63,7 @@ class Answer:
 
     node: fx.Node
     guard: bool  # an ``assert``, or an ``if`` that only raises
-    place: str
+    source_line: str
 
 
 class Value(fx.Proxy):
@@ -127,7 +137,7 @@ class _Attribute(Value):
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
 
 
-class Tracer(fx.Tracer):
+class Recorder(fx.Tracer):
     """Stops at every layer that has a rule, looks into the others, and computes shapes on the way."""
 
     proxy_buffer_attributes = True
@@ -199,7 +209,7 @@ class Tracer(fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
-        node.meta["place"] = user_line()
+        node.meta["source_line"] = user_line()
         return node
 
     def proxy(self, node: fx.Node) -> Value:
@@ -246,7 +256,7 @@ class Tracer(fx.Tracer):
 
     def _run(self, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
         if node.op == "get_attr":
-            return fetch(self.root, str(node.target))
+            return operator.attrgetter(str(node.target))(self.root)
         if node.op == "call_module":
             return self.root.get_submodule(str(node.target)).forward(*args, **kwargs)
         if node.op == "call_method":
@@ -280,67 +290,26 @@ class Tracer(fx.Tracer):
         return chosen
 
 
-def inputs_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The example's inputs by the names of ``forward``; extra ones under ``*args`` and ``**kwargs``."""
-    signature = inspect.signature(type(module).forward)
-    try:
-        bound = signature.bind(module, *args, **kwargs)
-    except TypeError as error:
-        raise TraceError(
-            f"{type(module).__name__}.forward does not take the example batch: {error}"
-        ) from None
-    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    names = {name: stars.get(parameter.kind, "") + name for name, parameter in signature.parameters.items()}
-    own = next(iter(signature.parameters))
-    return {names[name]: value for name, value in bound.arguments.items() if name != own}
-
-
-def on_meta(value: Any) -> Any:
-    """The value with every tensor in it replaced by one of the same shape without memory; sequences as tuples."""
-    if isinstance(value, Tensor):
-        return value.to("meta")
-    if isinstance(value, dict):
-        return {key: on_meta(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
-        return tuple(on_meta(entry) for entry in value)
-    return value
-
-
-def copied(inputs: Any) -> Any:
-    """The inputs with tensors of their own: a module may write into what it is given."""
-    return torch.utils._pytree.tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs
-    )
-
-
-def fetch(root: nn.Module, target: str) -> Any:
-    """The attribute at a dotted path."""
-    value: Any = root
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
-
-
 @contextmanager
-def _patched(tracer: Tracer) -> Iterator[None]:
+def _patched(recorder: Recorder) -> Iterator[None]:
     """Record what plain ``torch.fx`` would compute or miss: constant tensors, autograd functions, checks of masks."""
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         def record(*args: Any, **kwargs: Any) -> Any:
-            if tracer._computing:
+            if recorder._computing:
                 return function(*args, **kwargs)
-            return tracer.create_proxy("call_function", function, args, kwargs)
+            return recorder.create_proxy("call_function", function, args, kwargs)
 
         return record
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         bound = original.__get__(None, cls)
-        if tracer._computing:
+        if recorder._computing:
             return bound(*args, **kwargs)
-        return tracer.create_proxy("call_function", bound, args, kwargs)
+        return recorder.create_proxy("call_function", bound, args, kwargs)
 
     def length(sized: Any) -> Any:
-        if isinstance(sized, Value) and isinstance(sized.known, Tensor) and not tracer._computing:
+        if isinstance(sized, Value) and isinstance(sized.known, Tensor) and not recorder._computing:
             return sized.size(0)
         return count(sized)
 

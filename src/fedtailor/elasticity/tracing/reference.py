@@ -2,13 +2,15 @@
 
 Weights into and out of dropped channels are zero and every layer has its full size. Three things a mask cannot express
 are computed as the small network would (``rules.Mode``): statistics over channels, products of two activations, and
-numbers that the code derives from sizes, such as the scale of attention.
+numbers that the code derives from sizes, such as the scale of attention. ``trace.py`` says which channels belong
+together; ``../check.py`` compares random cuts with this module before it believes so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.groups import Indices
-from fedtailor.elasticity.tracing.recorder import FACTORIES, fetch, inputs_by_name
+from fedtailor.elasticity.tracing.example import inputs_by_name
+from fedtailor.elasticity.tracing.recorder import FACTORIES
 from fedtailor.elasticity.tracing.rules import Operand
 from fedtailor.elasticity.tracing.trace import Recording, Traced
 
@@ -41,9 +44,8 @@ class Reference:
         room = dict([*recording.network.named_parameters(), *recording.network.named_buffers()])
         self.full = {name: self._masked(name, value, room.get(name)) for name, value in weights.items()}
         self.values: dict[fx.Node, Any] = {}  # of the masked full module
-        self.numbers: dict[
-            fx.Node, Any
-        ] = {}  # of the small network; tensors as empty ones of the small shape
+        # Of the small network: sizes and what follows from them; tensors as empty ones of the small shape.
+        self.small_values: dict[fx.Node, Any] = {}
 
     @torch.no_grad()
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -69,7 +71,7 @@ class Reference:
     def _run(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return self._attribute(node)
-        known, mode = self.recording.labels.get(node), self.traced.notes.modes.get(node)
+        known, mode = self.recording.known.get(node), self.traced.findings.modes.get(node)
         if not any(isinstance(leaf, Operand) for leaf in tree_leaves(known)) and node.op != "call_module":
             return self._both(node)
         if mode == "small":
@@ -80,20 +82,20 @@ class Reference:
         return self._map(value, known, self._calmed)
 
     def _both(self, node: fx.Node) -> Any:
-        """A number as the small network and as the full module have it."""
+        """What the code computes from sizes, as the small network and as the full module have it."""
         value = self._call(node, self._value)
         try:
-            self.numbers[node] = self._call(node, self._number)
+            self.small_values[node] = self._call(node, self._small_value)
         except (RuntimeError, NotImplementedError):
-            self.numbers[node] = value  # it needs the values of tensors, and here they are empty
+            self.small_values[node] = value  # it needs the values of tensors, and here they are empty
         return value
 
     def _attribute(self, node: fx.Node) -> Any:
         name = str(node.target)
         if name in self.recording.sizes:
-            self.numbers[node] = int(self._kept(self.recording.sizes[name]).sum())
+            self.small_values[node] = int(self._kept(self.recording.sizes[name]).sum())
         first = self.traced.groups.ties.get(name, name)
-        return self.full[first] if first in self.full else fetch(self.recording.network, name)
+        return self.full[first] if first in self.full else attrgetter(name)(self.recording.network)
 
     def _call(self, node: fx.Node, of: Callable[[fx.Node], Any]) -> Any:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), of)
@@ -102,7 +104,7 @@ class Reference:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if ATTENTION in str(node.target) and kwargs.get("scale") is None and len(args) < 8:
-            query: Operand = self.recording.labels[node.args[0]]  # type: ignore[index]
+            query: Operand = self.recording.known[node.args[0]]  # type: ignore[index]
             kwargs = {**kwargs, "scale": 1 / math.sqrt(self._shape(query)[-1])}
         if node.target in FACTORIES and kwargs.get("device") is None:
             kwargs = {**kwargs, "device": self._device()}
@@ -117,7 +119,7 @@ class Reference:
         firsts = {name: ties.get(f"{path}.{name}", f"{path}.{name}") for name in names}
         held = {name: self._cut(first) if small else self.full[first] for name, first in firsts.items()}
         if isinstance(layer, nn.MultiheadAttention):
-            held = self._rescaled(layer, held, self.recording.labels[node.args[0]])  # type: ignore[index]
+            held = self._rescaled(layer, held, self.recording.known[node.args[0]])  # type: ignore[index]
         return functional_call(layer, held, args, kwargs, tie_weights=False)
 
     def _rescaled(
@@ -134,41 +136,41 @@ class Reference:
 
     # What a node hands on, as the different modes want it
 
-    def _number(self, node: fx.Node) -> Any:
+    def _small_value(self, node: fx.Node) -> Any:
         """As the small network has it."""
-        if node in self.numbers:
-            return self.numbers[node]
-        known = self.recording.labels.get(node)
+        if node in self.small_values:
+            return self.small_values[node]
+        known = self.recording.known.get(node)
         return self._map(
             self.values[node], known, lambda x, held: x.new_empty(self._shape(held), device="meta")
         )
 
     def _arithmetic(self, node: fx.Node) -> Any:
-        """Tensors of the full module, numbers of the small network."""
-        return self.numbers.get(node, self.values[node])
+        """Tensors of the full module, sizes of the small network."""
+        return self.small_values.get(node, self.values[node])
 
     def _silenced(self, node: fx.Node) -> Any:
-        """Tensors with zeros in dropped channels, numbers of the small network."""
-        if node in self.numbers:
-            return self.numbers[node]
-        return self._map(self.values[node], self.recording.labels.get(node), self._zeroed)
+        """Tensors with zeros in dropped channels, sizes of the small network."""
+        if node in self.small_values:
+            return self.small_values[node]
+        return self._map(self.values[node], self.recording.known.get(node), self._zeroed)
 
     def _gathered(self, node: fx.Node) -> Any:
-        """The kept channels of tensors, numbers of the small network."""
-        if node in self.numbers:
-            return self.numbers[node]
-        return self._map(self.values[node], self.recording.labels.get(node), self._picked)
+        """The kept channels of tensors, sizes of the small network."""
+        if node in self.small_values:
+            return self.small_values[node]
+        return self._map(self.values[node], self.recording.known.get(node), self._picked)
 
     def _picked(self, x: Tensor, known: Operand) -> Tensor:
-        for dim, labels in enumerate(known.labels):
-            if labels is not None:
-                x = x.index_select(dim, self._positions(labels).to(x.device))
+        for dim, numbers in enumerate(known.numbers):
+            if numbers is not None:
+                x = x.index_select(dim, self._positions(numbers).to(x.device))
         return x
 
     def _zeroed(self, x: Tensor, known: Operand) -> Tensor:
-        for dim, labels in enumerate(known.labels):
-            if labels is not None and not self._kept(labels).all():
-                x = x.index_fill(dim, torch.from_numpy(np.flatnonzero(~self._kept(labels))).to(x.device), 0)
+        for dim, numbers in enumerate(known.numbers):
+            if numbers is not None and not self._kept(numbers).all():
+                x = x.index_fill(dim, torch.from_numpy(np.flatnonzero(~self._kept(numbers))).to(x.device), 0)
         return x
 
     def _calmed(self, x: Tensor, known: Operand) -> Tensor:
@@ -179,11 +181,11 @@ class Reference:
 
     def _spread(self, x: Tensor, known: Operand) -> Tensor:
         """A small result between zeros."""
-        for dim, labels in enumerate(known.labels):
-            if labels is not None and x.shape[dim] != len(labels):
+        for dim, numbers in enumerate(known.numbers):
+            if numbers is not None and x.shape[dim] != len(numbers):
                 shape = list(x.shape)
-                shape[dim] = len(labels)
-                x = x.new_zeros(shape).index_copy(dim, self._positions(labels).to(x.device), x)
+                shape[dim] = len(numbers)
+                x = x.new_zeros(shape).index_copy(dim, self._positions(numbers).to(x.device), x)
         return x
 
     def _map(self, value: Any, known: Any, function: Callable[[Tensor, Operand], Tensor]) -> Any:
@@ -205,22 +207,22 @@ class Reference:
 
     # Channels
 
-    def _kept(self, labels: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        return self.traced.solution.kept(labels, self.dropped)
+    def _kept(self, numbers: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return self.traced.solution.kept(numbers, self.dropped)
 
-    def _positions(self, labels: Indices) -> Tensor:
-        return torch.from_numpy(np.flatnonzero(self._kept(labels)))
+    def _positions(self, numbers: Indices) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(self._kept(numbers)))
 
     def _shape(self, known: Operand) -> list[int]:
-        pairs = zip(known.shape, known.labels, strict=True)
-        return [size if labels is None else int(self._kept(labels).sum()) for size, labels in pairs]
+        pairs = zip(known.shape, known.numbers, strict=True)
+        return [size if numbers is None else int(self._kept(numbers).sum()) for size, numbers in pairs]
 
     def _axes(self, name: str, value: Tensor) -> list[tuple[int, Tensor, Tensor]]:
         """The axes of a tensor that lose positions: which remain and which go."""
         found = []
         for dim in range(value.dim()):
-            labels = self.traced.units.axes.get((name, dim))
-            kept = None if labels is None else self._kept(labels)
+            numbers = self.traced.units.axes.get((name, dim))
+            kept = None if numbers is None else self._kept(numbers)
             if kept is not None and not kept.all():
                 found.append(
                     (dim, torch.from_numpy(np.flatnonzero(kept)), torch.from_numpy(np.flatnonzero(~kept)))

@@ -1,7 +1,8 @@
-"""Changing a recorded graph: sizes that the code gives as numbers become attributes, and so does the mode.
+"""Changes a recorded graph: sizes that the code gives as numbers become attributes, and so does the mode.
 
 The graph then stands in for the user's ``forward`` at every width: ``x.view(-1, 400)`` reads
-``x.view(-1, self.size_0)``.
+``x.view(-1, self.size_0)``. ``trace.py`` has sizes written once ``units.py`` knows which axis they count; the front
+door and the pieces of a model run the result.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def write_sizes(graph: fx.Graph, root: nn.Module, literals: Sequence[LiteralSize
     nodes: dict[tuple[int, ...], fx.Node] = {}
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     for literal in literals:
-        key = (literal.value, *literal.labels.tolist())
+        key = (literal.value, *literal.numbers.tolist())
         if key not in nodes:
             number = len(sizes)
             while hasattr(root, f"{SIZE}{number}"):
@@ -38,7 +39,7 @@ def write_sizes(graph: fx.Graph, root: nn.Module, literals: Sequence[LiteralSize
             with graph.inserting_before(first):
                 nodes[key] = graph.create_node("get_attr", name)
             nodes[key].meta["value"] = literal.value
-            sizes[name] = literal.labels
+            sizes[name] = literal.numbers
         _put(literal.node, literal.path, nodes[key])
     return sizes
 
@@ -50,7 +51,7 @@ def training_switches(graph: fx.Graph, other: fx.Graph) -> bool:
     if len(mine) != len(theirs) or any((a.op, a.target) != (b.op, b.target) for a, b in pairs):
         return False
     twin = {b: a for a, b in pairs}
-    places: list[tuple[fx.Node, tuple[Any, ...], Any]] = []
+    changes: list[tuple[fx.Node, tuple[Any, ...], Any]] = []
     for a, b in pairs:
         for field in ("args", "kwargs"):
             different = _differences(
@@ -58,9 +59,9 @@ def training_switches(graph: fx.Graph, other: fx.Graph) -> bool:
             )
             if different is None:
                 return False
-            places += [(a, path, value) for path, value in different]
-    if places:
-        _switch(graph, places)
+            changes += [(a, path, value) for path, value in different]
+    if changes:
+        _switch(graph, changes)
     return True
 
 
@@ -107,12 +108,12 @@ def _differences(a: Any, b: Any, path: tuple[Any, ...]) -> list[tuple[tuple[Any,
     return joined
 
 
-def _switch(graph: fx.Graph, places: Sequence[tuple[fx.Node, tuple[Any, ...], Any]]) -> None:
+def _switch(graph: fx.Graph, changes: Sequence[tuple[fx.Node, tuple[Any, ...], Any]]) -> None:
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         mode = graph.create_node("get_attr", "training")
         mode.meta["value"] = False
-    for node, path, in_training in places:
+    for node, path, in_training in changes:
         in_evaluation = lookup(node, path)
         if (in_evaluation, in_training) == (False, True):
             _put(node, path, mode)
@@ -189,13 +190,13 @@ def _restore(name: str, state: dict[str, Any], nodes: Sequence[tuple[Any, ...]])
     root = nn.Module()
     root.__dict__.update(state)
     graph, made = fx.Graph(), dict[str, fx.Node]()
-    for op, target, args, kwargs, label in nodes:
+    for op, target, args, kwargs, node_name in nodes:
         args, kwargs = fx.node.map_aggregate(
             (args, kwargs), lambda leaf: made[leaf.name] if isinstance(leaf, _Reference) else leaf
         )
         if isinstance(target, tuple):
             target = getattr(importlib.import_module(target[0]), target[1])
-        made[label] = graph.create_node(op, target, args, kwargs, label)
+        made[node_name] = graph.create_node(op, target, args, kwargs, node_name)
     return SizedGraph(root, graph, class_name=name)
 
 

@@ -1,4 +1,8 @@
-"""The table of tracing rules, and what a rule sees: one node, its inputs and the units along their axes."""
+"""The tables of rules, and what a rule sees: one node (``Site``), its inputs and the unit numbers along their axes.
+
+``rulebook/`` fills the tables with the rules of PyTorch's layers and functions, users with those of their own;
+``numbering.py`` looks them up. A rule ties and fixes numbers in ``units.py`` and leaves ``Findings`` about the node.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,11 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fedtailor.elasticity.groups import Indices
-from fedtailor.elasticity.tracing.units import Labels, Units
+from fedtailor.elasticity.tracing.units import Numbers, Units
 from fedtailor.errors import FedtailorError
 
-Rule = Callable[
-    ["Site"], Any
-]  # returns the labels of the node's output (a tuple of labels where it is a tuple)
+# A rule returns the numbers of the node's output: one entry per axis, and a tuple of such where the output is one.
+Rule = Callable[["Site"], Any]
 
 LAYER_RULES: dict[type[nn.Module], Rule] = {}
 FUNCTION_RULES: dict[Any, Rule] = {}  # a function, or the name of a tensor method
@@ -71,10 +74,18 @@ def rule_of_layer(kind: type) -> Rule | None:
 
 @dataclass(frozen=True)
 class Operand:
-    """A value that flows into a node: the tensor (on ``meta``) and the units along each of its axes."""
+    """A value that flows into a node, and the unit numbers along each of its axes.
+
+    Only the shape and the type of ``value`` say anything: what a node computes has no memory here (``meta``).
+    """
 
     value: Tensor
-    labels: Labels
+    numbers: Numbers
+
+    @property
+    def labels(self) -> Numbers:
+        """The numbers, by the name under which rules of users may know them."""
+        return self.numbers
 
     @property
     def shape(self) -> torch.Size:
@@ -91,24 +102,22 @@ class LiteralSize:
     """A size that the code gives as a number, though it must follow the cut."""
 
     node: fx.Node
-    path: tuple[Any, ...]  # where the number stands: ("args", 1, 2), ("kwargs", "size"), ("args", 1, "stop")
-    labels: Indices
+    path: tuple[Any, ...]  # where it stands: ("args", 1, 2), ("kwargs", "size"), ("args", 1, "stop")
+    numbers: Indices  # along the axis that it counts
     value: int
-    place: str
+    description: str  # of the call, for messages
 
 
 @dataclass
-class Notes:
+class Findings:
     """What rules say about nodes rather than about channels."""
 
     modes: dict[fx.Node, Mode] = field(default_factory=dict)
     literals: list[LiteralSize] = field(default_factory=list)
     unknown: list[tuple[Site, list[Indices]]] = field(default_factory=list)
-    sources: dict[fx.Node, tuple[Indices, ...]] = field(default_factory=dict)  # axes behind a computed number
-    shapes: dict[fx.Node, tuple[Indices | None, ...]] = field(
-        default_factory=dict
-    )  # as the units of each axis
-    open: set[fx.Node] = field(default_factory=set)  # numbers that depend on sizes that are not channels
+    sources: dict[fx.Node, tuple[Indices, ...]] = field(default_factory=dict)  # axes behind a computed size
+    shapes: dict[fx.Node, Numbers] = field(default_factory=dict)  # as the numbers along each axis
+    open: set[fx.Node] = field(default_factory=set)  # sizes that depend on others than those of channels
     front: frozenset[fx.Node] = frozenset()  # reshapes whose first new axis carries channels, not the last
     undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
 
@@ -125,10 +134,10 @@ class Site:
     layer: Any  # the layer whose call this is, or inside which it happens; None for code of the module itself
     path: str  # of the layer
     shared: Mapping[str, str]  # second name of a shared tensor -> its first
-    notes: Notes
+    findings: Findings
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """The node, its type and its source line, for messages."""
         return describe(self.node, self.layer if self.node.op == "call_module" else None)
 
@@ -147,14 +156,14 @@ class Site:
             value = getattr(value, part, None)
         if not isinstance(value, Tensor):
             return None
-        tensor, labels = self.tensor(name), []
+        tensor, numbers = self.tensor(name), []
         for dim, units in enumerate(held):
             if units is None:
-                labels.append(self.axis(tensor, dim, value.shape[dim]))
+                numbers.append(self.axis(tensor, dim, value.shape[dim]))
             else:
                 self.units.drive(tensor, dim, units)
-                labels.append(units)
-        return Operand(value, (*labels, *(None,) * (value.dim() - len(held))))
+                numbers.append(units)
+        return Operand(value, (*numbers, *(None,) * (value.dim() - len(held))))
 
     def axis(self, tensor: str, dim: int, length: int) -> Indices:
         """The units along one axis of a tensor: those it is known to hold, or new ones."""
@@ -185,51 +194,51 @@ class Site:
             return self.node.args[position], ("args", position)
         return self.node.kwargs.get(name), ("kwargs", name)
 
-    def sized(self, path: tuple[Any, ...], labels: Indices | None) -> None:
-        """The number at ``path`` of the call must equal the number of kept positions."""
+    def sized(self, path: tuple[Any, ...], numbers: Indices | None) -> None:
+        """The size at ``path`` of the call must equal the number of kept positions."""
         value = lookup(self.node, path)
-        if labels is None or isinstance(value, bool):
+        if numbers is None or isinstance(value, bool):
             return
         if self.constant(value):
             value = value.meta["value"] if isinstance(value, fx.Node) else value
-            self.notes.literals.append(LiteralSize(self.node, path, labels, value, self.place))
-            self.units.parts.append(labels)
+            self.findings.literals.append(LiteralSize(self.node, path, numbers, value, self.description))
+            self.units.parts.append(numbers)
         elif isinstance(value, fx.Node):
-            for axis in self.notes.sources.get(value, ()):
-                self._computed(axis, labels)
+            for axis in self.findings.sources.get(value, ()):
+                self._computed(axis, numbers)
 
     def constant(self, value: Any) -> bool:
         """Whether a size is the same for every batch and every cut: a number, or computed from numbers only."""
         if isinstance(value, fx.Node):
             known = isinstance(value.meta.get("value"), int)
-            return known and not self.notes.sources.get(value) and value not in self.notes.open
+            return known and not self.findings.sources.get(value) and value not in self.findings.open
         return isinstance(value, int)
 
-    def _computed(self, source: Indices, labels: Indices) -> None:
+    def _computed(self, source: Indices, numbers: Indices) -> None:
         """A size that was computed from another axis: ``q.view(b, t, heads, c // heads)`` with ``c`` of the stream.
 
         Both axes must shrink alike, position by position in every part.
         """
-        parts, rest = divmod(len(source), len(labels))
-        if rest == 0 and parts and not np.isin(labels, source).any():
-            self.units.tie(labels, source.reshape(parts, -1))
+        parts, rest = divmod(len(source), len(numbers))
+        if rest == 0 and parts and not np.isin(numbers, source).any():
+            self.units.tie(numbers, source.reshape(parts, -1))
 
-    def follow(self, attribute: str, labels: Indices | None, index: int | None = None) -> None:
+    def follow(self, attribute: str, numbers: Indices | None, index: int | None = None) -> None:
         """The attribute of the layer must equal the number of kept positions."""
-        if labels is not None and self.layer is not None and hasattr(self.layer, attribute):
-            self.units.follow(self.path, attribute, labels, index)
+        if numbers is not None and self.layer is not None and hasattr(self.layer, attribute):
+            self.units.follow(self.path, attribute, numbers, index)
 
-    def produce(self, labels: Indices | None) -> None:
+    def produce(self, numbers: Indices | None) -> None:
         """The layer makes these channels (what HeteroFL's scaler multiplies)."""
-        if labels is not None and self.layer is not None:
-            self.units.producers[self.path] = labels
+        if numbers is not None and self.layer is not None:
+            self.units.producers[self.path] = numbers
 
     def join(self, a: Indices | None, b: Indices | None, reason: str) -> None:
         """Two axes are the same; where one of them cannot shrink, neither can the other."""
         if a is not None and b is not None:
             self.units.tie(a, b)
         else:
-            self.units.fix(a if a is not None else b, f"{reason} {self.place}")
+            self.units.fix(a if a is not None else b, f"{reason} {self.description}")
 
     @property
     def reading(self) -> str:
@@ -241,22 +250,22 @@ class Site:
     def fix_axes(self, x: Operand, dims: Iterable[int], what: str) -> None:
         """Channels on these axes cannot shrink; ``what`` says why."""
         for dim in dims:
-            self.units.fix(x.labels[dim], f"{what} {self.place}")
+            self.units.fix(x.numbers[dim], f"{what} {self.description}")
 
     def fix_all(self, reason: str) -> Any:
         """Fix every channel that flows in; nothing behind this node shrinks because of them."""
         for operand in self.operands():
-            for labels in operand.labels:
-                self.units.fix(labels, reason)
+            for numbers in operand.numbers:
+                self.units.fix(numbers, reason)
         return plain(self.output)
 
     def mark(self, mode: Mode) -> None:
         """Say how the check computes this node."""
-        self.notes.modes[self.node] = mode
+        self.findings.modes[self.node] = mode
 
 
 def plain(value: Any) -> Any:
-    """The labels of a value whose axes cannot shrink."""
+    """The numbers of a value whose axes cannot shrink."""
     if isinstance(value, Tensor):
         return (None,) * value.dim()
     if isinstance(value, dict):
@@ -267,7 +276,7 @@ def plain(value: Any) -> Any:
 
 
 def lookup(node: fx.Node, path: tuple[Any, ...]) -> Any:
-    """What stands at a place of a call."""
+    """What stands at a path into the arguments of a call."""
     value: Any = node.args if path[0] == "args" else node.kwargs
     for step in path[1:]:
         value = getattr(value, step) if isinstance(value, slice) else value[step]
@@ -275,7 +284,7 @@ def lookup(node: fx.Node, path: tuple[Any, ...]) -> Any:
 
 
 def describe(node: fx.Node, layer: nn.Module | None = None) -> str:
-    """``'fft' (torch.fft.fft) at model.py:12``: what a person needs to find the place."""
+    """``'fft' (torch.fft.fft) at model.py:12``: what a person needs to find the call."""
     target: Any = type(layer) if layer is not None else node.target
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type):  # the ``apply`` of an autograd function
@@ -285,5 +294,5 @@ def describe(node: fx.Node, layer: nn.Module | None = None) -> str:
     else:
         kind = getattr(target, "__name__", target)
     name = node.target if layer is not None else node.name
-    place = node.meta.get("place")
-    return f"{name!r} ({kind})" + (f" at {place}" if place else "")
+    line = node.meta.get("source_line")
+    return f"{name!r} ({kind})" + (f" at {line}" if line else "")

@@ -1,9 +1,9 @@
-"""The bookkeeping of tracing: every channel gets a number, rules tie numbers, and ties become groups.
+"""Unit numbers: every channel gets one, rules tie them, and what is tied becomes channel groups.
 
 While a module is traced, each axis that may shrink is an array of unit numbers, one per position. Concatenation
 concatenates such arrays, flattening repeats them, a residual addition ties two of them element by element, and
-an operation that must see every channel fixes them. When the last node has been seen, numbers that were tied are
-one unit, and units that lie on the same axes form a channel group.
+an operation that must see every channel fixes them. When ``numbering.py`` has seen the last node, numbers that were
+tied are one unit, and units that lie on the same axes form a channel group (``../groups.py``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from fedtailor.elasticity.groups import Axis, ChannelGroups, Constraint, Extent,
 MOST_RUNS = 8  # a group that lies in more runs on an axis is not cut
 MOST_SPLITS = 4  # times that groups are split into their runs
 
-Labels = tuple[
-    Indices | None, ...
-]  # per axis: the unit number of every position, or None where nothing shrinks
+# Per axis of a value: the unit number of every position, or None where nothing shrinks.
+Numbers = tuple[Indices | None, ...]
 
 
 @dataclass
@@ -52,31 +51,31 @@ class Units:
             self.ties.append((np.broadcast_to(a, b.shape).ravel(), b.ravel()))
         return a
 
-    def fix(self, labels: Indices | None, reason: str) -> None:
+    def fix(self, numbers: Indices | None, reason: str) -> None:
         """These units can never be cut."""
-        if labels is not None:
-            self.fixed.append((labels.ravel(), reason))
-            self.known_fixed.update(labels.ravel().tolist())
+        if numbers is not None:
+            self.fixed.append((numbers.ravel(), reason))
+            self.known_fixed.update(numbers.ravel().tolist())
 
-    def free(self, labels: Indices | None) -> Indices | None:
-        """The labels, or None if every unit of them is known to be fixed: then it is an axis like any other."""
-        if labels is None or not self.known_fixed.issuperset(labels.ravel().tolist()):
-            return labels
+    def free(self, numbers: Indices | None) -> Indices | None:
+        """The numbers, or None if every unit of them is known to be fixed: then it is an axis like any other."""
+        if numbers is None or not self.known_fixed.issuperset(numbers.ravel().tolist()):
+            return numbers
         return None
 
-    def drive(self, tensor: str, dim: int, labels: Indices) -> None:
+    def drive(self, tensor: str, dim: int, numbers: Indices) -> None:
         """Axis ``dim`` of ``tensor`` holds these units; a tensor that is used twice ties both uses."""
-        known = self.axes.setdefault((tensor, dim), labels)
-        self.tie(known, labels)
+        known = self.axes.setdefault((tensor, dim), numbers)
+        self.tie(known, numbers)
 
-    def follow(self, layer: str, attribute: str, labels: Indices, index: int | None = None) -> None:
+    def follow(self, layer: str, attribute: str, numbers: Indices, index: int | None = None) -> None:
         """The attribute of the layer must equal the number of kept positions."""
-        self.sizes.append((layer, attribute, index, labels))
+        self.sizes.append((layer, attribute, index, numbers))
 
-    def at_least(self, labels: Indices | None, minimum: int) -> None:
+    def at_least(self, numbers: Indices | None, minimum: int) -> None:
         """A cut must keep this many of the units, or the network means nothing (a deviation over one channel)."""
-        if labels is not None:
-            self.minima.append((labels.ravel(), minimum))
+        if numbers is not None:
+            self.minima.append((numbers.ravel(), minimum))
 
 
 @dataclass(frozen=True)
@@ -84,19 +83,19 @@ class Solution:
     """Numbers turned into groups, and where each number went."""
 
     groups: ChannelGroups
-    layout: Layout
+    arrangement: Arrangement
 
-    def kept(self, labels: Indices, dropped: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def kept(self, numbers: Indices, dropped: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which positions of an axis remain when the units marked in ``dropped`` are gone."""
-        kept: NDArray[np.bool_] = ~dropped[self.layout.roots[labels]]
+        kept: NDArray[np.bool_] = ~dropped[self.arrangement.roots[numbers]]
         return kept
 
     def dropped(self, channels: Mapping[str, Sequence[int]]) -> NDArray[np.bool_]:
         """The unit numbers that a cut drops."""
-        gone = np.zeros(len(self.layout.roots), dtype=bool)
+        gone = np.zeros(len(self.arrangement.roots), dtype=bool)
         for group, kept in channels.items():
-            members = self.layout.group_of == self.layout.names.index(group)
-            gone |= members & ~np.isin(self.layout.unit_of, np.asarray(kept))
+            members = self.arrangement.group_of == self.arrangement.names.index(group)
+            gone |= members & ~np.isin(self.arrangement.unit_of, np.asarray(kept))
         return gone
 
 
@@ -109,35 +108,35 @@ def solve(units: Units, shapes: Mapping[str, tuple[int, ...]], tied_names: dict[
             reasons.setdefault(root, reason)
     pieces = np.zeros(units.count, dtype=np.uint64)  # of groups that lie in several runs on some axis
     for _ in range(MOST_SPLITS):
-        layout, fixed = _form_groups(units, roots, reasons, pieces)
+        arrangement, fixed = _form_groups(units, roots, reasons, pieces)
         extents = {
             tensor: tuple(
-                layout.extent(units.axes.get((tensor, dim)), length, f"{tensor} axis {dim}")
+                arrangement.extent(units.axes.get((tensor, dim)), length, f"{tensor} axis {dim}")
                 for dim, length in enumerate(shape)
             )
             for tensor, shape in shapes.items()
         }
         sizes = {
-            Size(layer, attribute, layout.extent(numbers, len(numbers), layer), index): None
+            Size(layer, attribute, arrangement.extent(numbers, len(numbers), layer), index): None
             for layer, attribute, index, numbers in units.sizes
         }
-        if not layout.split(pieces):
+        if not arrangement.split(pieces):
             break
     minima: dict[str, int] = {}
     for numbers, minimum in units.minima:
-        for group in layout.groups_on([numbers]):
+        for group in arrangement.groups_on([numbers]):
             minima[group] = max(minimum, minima.get(group, 1))
     groups = ChannelGroups(
-        counts={name: int(layout.widths[number]) for number, name in enumerate(layout.names)},
+        counts={name: int(arrangement.widths[number]) for number, name in enumerate(arrangement.names)},
         extents=extents,
         sizes=tuple(sizes),
-        fixed={**fixed, **{name: irregular.reason for name, irregular in layout.irregular.items()}},
-        outputs=layout.groups_on(units.outputs),
-        producers={layer: layout.groups_on([numbers]) for layer, numbers in units.producers.items()},
+        fixed={**fixed, **{name: irregular.reason for name, irregular in arrangement.irregular.items()}},
+        outputs=arrangement.groups_on(units.outputs),
+        producers={layer: arrangement.groups_on([numbers]) for layer, numbers in units.producers.items()},
         ties=tied_names,
         constraints={group: Constraint(minimum=minimum) for group, minimum in minima.items()},
     )
-    return Solution(groups, layout)
+    return Solution(groups, arrangement)
 
 
 def _components(count: int, ties: Sequence[tuple[Indices, Indices]]) -> Indices:
@@ -161,7 +160,7 @@ def _components(count: int, ties: Sequence[tuple[Indices, Indices]]) -> Indices:
 
 def _form_groups(
     units: Units, roots: Indices, reasons: Mapping[int, str], pieces: NDArray[np.uint64]
-) -> tuple[Layout, dict[str, str]]:
+) -> tuple[Arrangement, dict[str, str]]:
     """Units that lie on the same axes the same number of times are one group."""
     marks = np.zeros(units.count, dtype=np.uint64)
     first_axis = np.full(units.count, -1, dtype=np.int64)
@@ -200,7 +199,7 @@ def _form_groups(
         names.append(_group_name(made_by.get(unit), keys[int(first_axis[unit])], names, units.producers))
         if unit in reasons or widths[number] == 1:
             fixed[names[-1]] = reasons.get(unit, "is a single channel")
-    return Layout(roots, group_of, unit_of, names, widths), fixed
+    return Arrangement(roots, group_of, unit_of, names, widths), fixed
 
 
 def _makers(units: Units, roots: Indices) -> dict[int, str]:
@@ -232,39 +231,42 @@ class Irregular:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Arrangement:
     """Where each group lies on an axis, read off the unit numbers of the axis."""
 
     roots: Indices  # number -> the number that stands for all that are tied to it
     group_of: Indices  # of such a number; -1 where no tensor holds it
-    unit_of: Indices  # its place inside the group
+    unit_of: Indices  # its position inside the group
     names: list[str]
     widths: NDArray[np.int64]
     irregular: dict[str, Irregular] = field(default_factory=dict)
 
     def groups_on(self, axes: Sequence[Indices]) -> tuple[str, ...]:
         """The groups that lie on any of these axes, in order."""
-        numbers = {int(g) for labels in axes for g in np.unique(self.group_of[self.roots[labels]]) if g >= 0}
-        return tuple(self.names[number] for number in sorted(numbers))
+        found = {int(g) for numbers in axes for g in np.unique(self.group_of[self.roots[numbers]]) if g >= 0}
+        return tuple(self.names[group] for group in sorted(found))
 
-    def extent(self, labels: Indices | None, length: int, place: str) -> Extent:
-        """The axis as segments of groups; groups that no segments describe are noted as irregular."""
-        if labels is None:
+    def extent(self, numbers: Indices | None, length: int, holder: str) -> Extent:
+        """The axis as segments of groups; ``holder`` names it in messages.
+
+        Groups that no segments describe are remembered as irregular.
+        """
+        if numbers is None:
             return Extent(length)
-        classes = self.roots[labels]
+        classes = self.roots[numbers]
         groups = self.group_of[classes]
         axes: list[Axis] = []
         for group in np.unique(groups[groups >= 0]).tolist():
             positions = np.flatnonzero(groups == group)
-            axes += self._fit(group, positions, self.unit_of[classes[positions]], place)
+            axes += self._fit(group, positions, self.unit_of[classes[positions]], holder)
         return Extent(length, tuple(axes))
 
-    def _fit(self, group: int, positions: Indices, unit: Indices, place: str) -> list[Axis]:
+    def _fit(self, group: int, positions: Indices, unit: Indices, holder: str) -> list[Axis]:
         """Offset, repeat, blocks and stride that reproduce the positions of every unit."""
         name, width = self.names[group], int(self.widths[group])
         table = positions[np.lexsort((positions, unit))]
         if len(table) % width:  # some units of the group are not on this axis (a slice of it)
-            self.irregular[name] = Irregular(f"only a part of its channels is used by {place}", ())
+            self.irregular[name] = Irregular(f"only a part of its channels is used by {holder}", ())
             return []
         table = table.reshape(width, -1)  # a row for each unit
         gaps = np.flatnonzero(np.diff(table[0]) != 1)
@@ -275,7 +277,7 @@ class Layout:
         if steps.any() or not np.array_equal(runs, table[0]):
             breaks = tuple((np.flatnonzero(steps) + 1).tolist())
             self.irregular.setdefault(
-                name, Irregular(f"its channels lie in an irregular order on {place}", breaks)
+                name, Irregular(f"its channels lie in an irregular order on {holder}", breaks)
             )
             return []
         strides = np.diff(starts)

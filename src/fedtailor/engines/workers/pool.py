@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ from fedtailor.engines.workers.messages import (
 )
 from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
-from fedtailor.engines.workers.worker import machine_settings
+from fedtailor.engines.workers.worker import Luggage, machine_settings
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Refused, Task
 from fedtailor.method import Method
@@ -56,7 +55,7 @@ class WorkerPool:
     def __init__(self, method: Method, model: ElasticModel, data: FederatedData, workers: int) -> None:
         require(workers >= 1, "engine.workers", workers, "at least 1")
         self.method, self.model, self.data, self.count = method, model, data, workers
-        self._luggage = pack(luggage_for(method, model, data))
+        self._luggage = pack(luggage_for(method, model, data).parts)
         self._workers: list[WorkerProcess] = []
         self._failed_starts = 0
         self._finalizer = weakref.finalize(self, _end, self._workers, self._luggage, os.getpid())
@@ -231,30 +230,30 @@ def _shares(batches: range, count: int) -> list[range]:
     return [range(first, last) for first, last in itertools.pairwise(edges) if first < last]
 
 
-def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> dict[str, Any]:
-    """What a worker needs to do tasks: the arguments of ``workshop_of``, and how PyTorch is set up here."""
+def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> Luggage:
+    """What a worker needs to do tasks, and how PyTorch is set up here."""
     if os.name != "posix" or not sys.executable:
         raise NotPortable("worker processes need a POSIX system and a Python executable to start")
     devices = {tensor.device for tensor in (*model.module.parameters(), *model.module.buffers())}
     if any(device.type != "cpu" for device in devices):
         raise NotPortable(f"device = {', '.join(map(str, devices))}: worker processes run on the CPU")
     tests = data.tests
-    return {
-        "method": method,
-        "module": model.module,
-        "groups": model.groups,
-        "network": model.network,
-        "example": model.example,
-        "objective": model.objective,
-        "examples": data.train,
-        "test": data.test,
-        "partition": _places(data.partition),
-        "tests": None if tests is None else (tests.examples, *_places(tests.partition)),
-        "machine": machine_settings(),
-    }
+    return Luggage(
+        method=method,
+        module=model.module,
+        groups=model.groups,
+        network=model.network,
+        example=model.example,
+        objective=model.objective,
+        examples=data.train,
+        test=data.test,
+        partition=_tensors(data.partition),
+        tests=None if tests is None else (tests.examples, *_tensors(tests.partition)),
+        machine=machine_settings(),
+    )
 
 
-def _places(partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(partition.order), torch.from_numpy(partition.offsets)
 
 

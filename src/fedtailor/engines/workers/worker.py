@@ -86,22 +86,36 @@ class Workshop:
         return answer_value(answer_to(task, self.method, data, self.model))
 
 
-def workshop_of(
-    method: Method,
-    module: torch.nn.Module,
-    groups: ChannelGroups,
-    network: SizedGraph | None,
-    example: Batch,
-    objective: Objective,
-    examples: Examples,
-    test: Examples,
-    partition: tuple[torch.Tensor, torch.Tensor],
-    tests: tuple[Examples, torch.Tensor, torch.Tensor] | None = None,
-) -> Workshop:
-    """Build the model; it was traced in the parent, and its groups are plain data."""
-    model = ElasticModel(module, groups, example, objective, network=network)
-    own = None if tests is None else _parts(*tests)
-    return Workshop(method, model, _parts(examples, *partition), test, own)
+@dataclass(frozen=True)
+class Luggage:
+    """What a worker is sent when it starts, the same for all workers.
+
+    The model was traced in the parent, and its groups are plain data. Arrays travel as tensors, which lie in shared
+    memory.
+    """
+
+    method: Method
+    module: torch.nn.Module
+    groups: ChannelGroups
+    network: SizedGraph | None
+    example: Batch
+    objective: Objective
+    examples: Examples
+    test: Examples
+    partition: tuple[torch.Tensor, torch.Tensor]  # of the examples over the clients: order, offsets
+    tests: tuple[Examples, torch.Tensor, torch.Tensor] | None  # the clients' own, with their partition
+    machine: Machine
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Each part by its name: what cannot travel is refused by it."""
+        return dict(vars(self))
+
+    def workshop(self) -> Workshop:
+        """Build the model, and give every client its examples."""
+        model = ElasticModel(self.module, self.groups, self.example, self.objective, network=self.network)
+        own = None if self.tests is None else _parts(*self.tests)
+        return Workshop(self.method, model, _parts(self.examples, *self.partition), self.test, own)
 
 
 def _parts(examples: Examples, order: torch.Tensor, offsets: torch.Tensor) -> Parts:
@@ -161,10 +175,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     desk = Desk(socket.socket(fileno=line_number), mailbox)
     sys.excepthook = lambda kind, error, trace: report_failure(desk, kind, error, trace)
-    luggage = SharedMemory(descriptor=luggage_number)
-    parts = unpack(luggage)
-    apply_settings(parts.pop("machine"))
-    workshop = workshop_of(**parts)
+    luggage = Luggage(**unpack(SharedMemory(descriptor=luggage_number)))
+    apply_settings(luggage.machine)
+    workshop = luggage.workshop()
     desk.put(READY, None)
     while (given := desk.next_job()) is not None:
         number, rest, tensors = given

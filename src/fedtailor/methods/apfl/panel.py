@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedtailor.charts.grouping import by_setting, round_to, setting_filter
-from fedtailor.charts.panel import Chart, Panel, Record, RunRecord, axis, bars, heat, lines, panel
+from fedtailor.charts.panel import Chart, Panel, ReportedRun, Row, axis, bars, heat, lines, panel
 
 ALL = "all"  # clients of every tier
 
@@ -18,20 +18,20 @@ Found = Mapping[str, Any]  # of one client: macs, params, and the share of units
 
 @panel("fedcs")
 @panel("apfl")
-def architectures(runs: Sequence[RunRecord]) -> Panel | None:
+def architectures(runs: Sequence[ReportedRun]) -> Panel | None:
     """Which layers clients kept, and what their networks cost beside one width for all layers."""
-    kept: list[Record] = []
-    costs: list[Record] = []
-    summary: list[Record] = []
+    kept: list[Row] = []
+    costs: list[Row] = []
+    summary: list[Row] = []
     for setting, methods in by_setting(runs).items():
-        for label, each in methods.items():
-            at = {"method": label, **({"setting": setting} if setting else {})}
-            kept += [{**at, **record} for record in _kept(each[0])]
+        for variant, each in methods.items():
+            at = {"method": variant, **({"setting": setting} if setting else {})}
+            kept += [{**at, **row} for row in _kept(each[0])]
             tiers = [_by_tier(run) for run in each]
             for tier in dict.fromkeys(tier for found in tiers for tier in found):
                 seeds = [(found[tier], run) for found, run in zip(tiers, each, strict=True) if tier in found]
                 mean = _mean_costs(tier, seeds)
-                costs += [{**at, "tier": tier, **record} for record in mean]
+                costs += [{**at, "tier": tier, **row} for row in mean]
                 summary.append({**at, **_summary(tier, seeds, mean)})
     if not kept:
         return None
@@ -61,17 +61,17 @@ def architectures(runs: Sequence[RunRecord]) -> Panel | None:
     )
 
 
-def _found(run: RunRecord) -> dict[str, Found]:
+def _found(run: ReportedRun) -> dict[str, Found]:
     """Client -> what it found."""
-    notes = (note.get("method", {}).get("architectures", {}) for note in run.notes)
-    return {client: found for each in notes for client, found in each.items()}
+    rounds = (record.method.get("architectures", {}) for record in run.records)
+    return {client: found for each in rounds for client, found in each.items()}
 
 
-def _tier(run: RunRecord, client: str) -> str:
+def _tier(run: ReportedRun, client: str) -> str:
     return str(run.setup.get("members", {}).get(client, ALL))
 
 
-def _by_tier(run: RunRecord) -> dict[str, list[Found]]:
+def _by_tier(run: ReportedRun) -> dict[str, list[Found]]:
     """Tier -> what its clients found, in the order of tiers, then all clients."""
     tiers: dict[str, list[Found]] = {tier["name"]: [] for tier in run.setup.get("tiers", ())}
     for client, found in _found(run).items():
@@ -80,7 +80,7 @@ def _by_tier(run: RunRecord) -> dict[str, list[Found]]:
     return {tier: found for tier, found in {**tiers, ALL: everyone}.items() if found}
 
 
-def _kept(run: RunRecord) -> list[Record]:
+def _kept(run: ReportedRun) -> list[Row]:
     found = sorted(_found(run).items(), key=lambda item: int(item[0]))
     return [
         {"tier": tier, "client": client, "group": group, "kept": round_to(100 * share)}
@@ -90,32 +90,32 @@ def _kept(run: RunRecord) -> list[Record]:
     ]
 
 
-def _mean_costs(tier: str, seeds: Sequence[tuple[list[Found], RunRecord]]) -> list[Record]:
+def _mean_costs(tier: str, seeds: Sequence[tuple[list[Found], ReportedRun]]) -> list[Row]:
     """The networks found, and those of one width for all layers at the same budgets."""
     found = [each for networks, _ in seeds for each in networks]
-    records = [_cost("found", fmean(f["macs"] for f in found), fmean(f["params"] for f in found))]
+    rows = [_cost("found", fmean(f["macs"] for f in found), fmean(f["params"] for f in found))]
     tiers = {each["name"]: each for each in seeds[0][1].setup.get("tiers", ())}
     same = [tiers[tier]] * tiers[tier]["clients"] if tier in tiers else []
     if tier == ALL:
         same = [each for each in tiers.values() for _ in range(each["clients"])]
     if same:
-        records.append(_cost("uniform", fmean(t["macs"] for t in same), fmean(t["params"] for t in same)))
-    return records
+        rows.append(_cost("uniform", fmean(t["macs"] for t in same), fmean(t["params"] for t in same)))
+    return rows
 
 
-def _cost(network: str, macs: float, params: float) -> Record:
+def _cost(network: str, macs: float, params: float) -> Row:
     return {"network": network, "megamacs": round_to(macs / 1e6), "parameters": round_to(params)}
 
 
-def _summary(tier: str, seeds: Sequence[tuple[list[Found], RunRecord]], costs: Sequence[Record]) -> Record:
+def _summary(tier: str, seeds: Sequence[tuple[list[Found], ReportedRun]], costs: Sequence[Row]) -> Row:
     """One row of the table."""
-    record: Record = {"device class": tier, "clients": len(seeds[0][0])}
+    row: Row = {"device class": tier, "clients": len(seeds[0][0])}
     for cost in costs:
-        record |= {f"million MACs, {cost['network']}": cost["megamacs"]}
-        record |= {f"parameters, {cost['network']}": cost["parameters"]}
+        row |= {f"million MACs, {cost['network']}": cost["megamacs"]}
+        row |= {f"parameters, {cost['network']}": cost["parameters"]}
     distances = [mean_distance(found) for found, _ in seeds]
     known = [each for each in distances if each is not None]
-    return {**record, "distance": round_to(fmean(known), 3) if known and tier != ALL else "-"}
+    return {**row, "distance": round_to(fmean(known), 3) if known and tier != ALL else "-"}
 
 
 def mean_distance(found: Sequence[Found]) -> float | None:

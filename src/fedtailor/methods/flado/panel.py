@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtailor.charts.panel import Chart, Panel, RunRecord, axis, heat, panel
+from fedtailor.charts.panel import Chart, Panel, ReportedRun, axis, heat, panel
 from fedtailor.methods.flado.flado import MEAN
 
 
 @panel("flado")
-def probabilities_over_rounds(runs: Sequence[RunRecord]) -> Panel | None:
+def probabilities_over_rounds(runs: Sequence[ReportedRun]) -> Panel | None:
     """The paper's figure of activation probabilities: which groups a budget is spent on."""
-    records = [
+    rows = [
         {
-            "method": run.label,
+            "method": run.variant,
             "client": client,
-            "rounds": row["round"],
+            "rounds": record.round,
             "group": name.removeprefix(MEAN),
             "probability": round(value, 4),
         }
-        for run in {run.label: run for run in reversed(runs)}.values()  # one seed of each variant
-        for row in run.rows
-        for client, values in row.get("reported", {}).items()
+        for run in {run.variant: run for run in reversed(runs)}.values()  # one seed of each variant
+        for record in run.records
+        for client, values in record.reported.items()
         for name, value in values.items()
         if name.startswith(MEAN)
     ]
-    if not records:
+    if not rows:
         return None
     colour = axis("probability", "mean probability", aggregate="mean", scale={"domain": [0, 1]})
     by_round = heat(axis("rounds", "rounds", "ordinal"), axis("group", "channel group", "nominal"), colour)
@@ -35,5 +35,5 @@ def probabilities_over_rounds(runs: Sequence[RunRecord]) -> Panel | None:
         "Where all groups have one colour, alignment found nothing to prefer. One seed."
     )
     views = {"rounds": by_round, "clients": by_client}
-    chart = Chart("flado", "Where clients spend their budget", text, records, views, ("method",))
+    chart = Chart("flado", "Where clients spend their budget", text, rows, views, ("method",))
     return Panel("flado", "Flado: activation probabilities", charts=[chart])

@@ -1,5 +1,7 @@
 """All rules that come with fedtailor: importing this package fills the tables in ``rules.py``.
 
+``trace.py`` imports it for that; ``numbering.py`` finds the rules in the tables.
+
 | file               | how channels pass through                                          |
 |--------------------|--------------------------------------------------------------------|
 | `layers.py`        | convolutions, linear layers, embeddings                            |

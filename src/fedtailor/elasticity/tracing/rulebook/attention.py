@@ -21,12 +21,12 @@ from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, lay
 def scaled_dot_product_attention(site: Site) -> Any:
     """Query (..., time, head), key (..., other time, head), value (..., other time, channels)."""
     query, key, value = (site.argument(i, name) for i, name in enumerate(("query", "key", "value")))
-    site.join(query.labels[-1], key.labels[-1], "is compared with what cannot shrink in")
+    site.join(query.numbers[-1], key.numbers[-1], "is compared with what cannot shrink in")
     for x in (query, key, value):
         site.fix_axes(x, (-2,), "is the time of")
     site.mark("masked")
-    leading = [Operand(x.value[..., 0, 0], x.labels[:-2]) for x in (query, key, value)]
-    return (*meet(site, leading, site.output.shape[:-2]), None, value.labels[-1])
+    leading = [Operand(x.value[..., 0, 0], x.numbers[:-2]) for x in (query, key, value)]
+    return (*meet(site, leading, site.output.shape[:-2]), None, value.numbers[-1])
 
 
 @layer_rule(nn.MultiheadAttention)
@@ -41,35 +41,35 @@ def multihead_attention(site: Site) -> Any:
         site.fix_axes(x, range(x.value.dim() - 1), "is the time or batch of")
     if layer._qkv_same_embed_dim:
         for x in (key, value):
-            site.join(x.labels[-1], stream, "is the stream of")
+            site.join(x.numbers[-1], stream, "is the stream of")
         site.parameter("in_proj_weight", np.tile(stream, 3), stream)
     else:
         for name, x in (("q", query), ("k", key), ("v", value)):
-            weight = site.parameter(f"{name}_proj_weight", stream, stream if x is query else x.labels[-1])
+            weight = site.parameter(f"{name}_proj_weight", stream, stream if x is query else x.numbers[-1])
             assert weight is not None
-            site.join(weight.labels[1], x.labels[-1], site.reading)
+            site.join(weight.numbers[1], x.numbers[-1], site.reading)
     site.parameter("in_proj_bias", np.tile(stream, 3))
     for name in ("bias_k", "bias_v"):
         if getattr(layer, name) is not None:
             site.units.drive(site.tensor(name), 2, stream)
     output = site.parameter("out_proj.weight", None, stream)
     assert output is not None
-    site.parameter("out_proj.bias", output.labels[0])
+    site.parameter("out_proj.bias", output.numbers[0])
     site.follow("embed_dim", stream)
     site.follow("head_dim", by_head[0])
-    site.follow("kdim", stream if layer._qkv_same_embed_dim else key.labels[-1])
-    site.follow("vdim", stream if layer._qkv_same_embed_dim else value.labels[-1])
+    site.follow("kdim", stream if layer._qkv_same_embed_dim else key.numbers[-1])
+    site.follow("vdim", stream if layer._qkv_same_embed_dim else value.numbers[-1])
     site.units.follow(f"{site.path}.out_proj", "in_features", stream)
-    site.units.follow(f"{site.path}.out_proj", "out_features", output.labels[0])  # type: ignore[arg-type]
-    site.produce(output.labels[0])
+    site.units.follow(f"{site.path}.out_proj", "out_features", output.numbers[0])  # type: ignore[arg-type]
+    site.produce(output.numbers[0])
     weights = site.output[1]
-    return (*query.labels[:-1], output.labels[0]), None if weights is None else (None,) * weights.dim()
+    return (*query.numbers[:-1], output.numbers[0]), None if weights is None else (None,) * weights.dim()
 
 
 def _stream(site: Site, query: Operand) -> Indices:
     """The units of the channels that go in, which are also those of the heads."""
-    stream = query.labels[-1]
+    stream = query.numbers[-1]
     if stream is None:
         stream = site.axis(site.tensor("out_proj.weight"), 1, site.layer.embed_dim)
-        site.units.fix(stream, f"is as wide as the input of {site.place}")
+        site.units.fix(stream, f"is as wide as the input of {site.description}")
     return stream

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule, plain
-from fedtailor.elasticity.tracing.units import Labels
+from fedtailor.elasticity.tracing.units import Numbers
 
 
 def names(text: str) -> list[str]:
@@ -64,57 +64,57 @@ def variants(*names: str) -> list[Any]:
 
 @layer_rule(*ELEMENTWISE_LAYERS)
 @function_rule(*variants(*SAME), F.gumbel_softmax)
-def same(site: Site) -> Labels:
+def same(site: Site) -> Numbers:
     """Every position by itself, or nothing at all."""
-    return site.operand().labels
+    return site.operand().numbers
 
 
 @function_rule(*_OPERATORS, *variants(*ELEMENTWISE), "copy_", "fill_", "zero_")
-def elementwise(site: Site) -> Labels:
+def elementwise(site: Site) -> Numbers:
     """Tensors that meet element by element share their channels, axis by axis."""
     site.mark("arithmetic")
     return meet(site, site.operands(), site.output.shape)
 
 
-def meet(site: Site, operands: Sequence[Operand], shape: Sequence[int]) -> Labels:
+def meet(site: Site, operands: Sequence[Operand], shape: Sequence[int]) -> Numbers:
     """Tie the axes of broadcast tensors; channels that meet something that cannot shrink cannot either."""
-    labels: list[Indices | None] = []
+    numbers: list[Indices | None] = []
     for dim in range(-len(shape), 0):
         present = [x for x in operands if -dim <= len(x.shape) and x.shape[dim] == shape[dim]]
-        labelled = [numbers for x in present if (numbers := x.labels[dim]) is not None]
-        if labelled and len(labelled) < len(present) and shape[dim] > 1:
-            for numbers in labelled:
-                site.units.fix(numbers, f"meets something that cannot shrink in {site.place}")
-            labelled = []
-        for other in labelled[1:]:
-            site.units.tie(labelled[0], other)
-        labels.append(labelled[0] if labelled else None)
-    return tuple(labels)
+        numbered = [axis for x in present if (axis := x.numbers[dim]) is not None]
+        if numbered and len(numbered) < len(present) and shape[dim] > 1:
+            for axis in numbered:
+                site.units.fix(axis, f"meets something that cannot shrink in {site.description}")
+            numbered = []
+        for other in numbered[1:]:
+            site.units.tie(numbered[0], other)
+        numbers.append(numbered[0] if numbered else None)
+    return tuple(numbers)
 
 
 @function_rule(getattr)
 def attribute(site: Site) -> Any:
     """``x.T`` and the like."""
     if not isinstance(site.args[0], Operand):  # ``packed.data``
-        return site.operand().labels if site.args[1] == "data" else None
+        return site.operand().numbers if site.args[1] == "data" else None
     x, name = site.operand(), site.args[1]
     if name in ("T", "mT", "H", "mH"):
-        return (*x.labels[:-2], *x.labels[:-3:-1]) if name.startswith("m") else x.labels[::-1]
-    return x.labels if name in ("data", "real") else site.fix_all(f"reaches {site.place}")
+        return (*x.numbers[:-2], *x.numbers[:-3:-1]) if name.startswith("m") else x.numbers[::-1]
+    return x.numbers if name in ("data", "real") else site.fix_all(f"reaches {site.description}")
 
 
 @layer_rule(nn.GLU)
 @function_rule(F.glu, torch.nn.functional.glu, "aten::glu")
-def gated_linear_unit(site: Site) -> Labels:
+def gated_linear_unit(site: Site) -> Numbers:
     """The first half times the gate of the second half: both keep the same units."""
     x = site.operand()
     dim = x.dim(site.layer.dim if site.node.op == "call_module" else site.argument(1, "dim", -1))
-    numbers = x.labels[dim]
+    numbers = x.numbers[dim]
     if numbers is not None:
         halves = numbers.reshape(2, -1)
         site.units.tie(halves[:1], halves)
         numbers = halves[0]
-    return (*x.labels[:dim], numbers, *x.labels[dim + 1 :])
+    return (*x.numbers[:dim], numbers, *x.numbers[dim + 1 :])
 
 
 # Mixing: an axis is reduced, normalised or accumulated, over the kept channels only
@@ -144,7 +144,7 @@ def length(site: Site) -> Any:
 @function_rule(torch.var_mean, torch.std_mean)
 def moments(site: Site) -> Any:
     """Two reductions at once."""
-    return mix(site, site.argument(1, "dim"), places=False)
+    return mix(site, site.argument(1, "dim"), positions=False)
 
 
 @layer_rule(nn.Softmax, nn.LogSoftmax, nn.Softmin)
@@ -153,37 +153,37 @@ def softmax_layer(site: Site) -> Any:
     return mix(site, site.layer.dim)
 
 
-def mix(site: Site, dims: Any, places: bool = True) -> Any:
-    """Mix the axes ``dims`` (all, if None); a second output says at which ``places`` the values were found."""
+def mix(site: Site, dims: Any, positions: bool = True) -> Any:
+    """Mix the axes ``dims`` (all, if None); a second output says at which ``positions`` the values were found."""
     x = site.operand()
     chosen: Iterable[int] = (
         range(x.value.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
     )
     mixed = {dim % max(1, x.value.dim()) for dim in chosen if x.value.dim()}
-    if any(x.labels[dim] is not None for dim in mixed):
+    if any(x.numbers[dim] is not None for dim in mixed):
         site.mark("small")
         if "var" in str(site.node.target) or "std" in str(site.node.target):
             for dim in mixed:  # the unbiased estimate divides by one less
-                site.units.at_least(x.labels[dim], 2)
+                site.units.at_least(x.numbers[dim], 2)
     if not isinstance(site.output, Tensor):
         users = [user for user in site.node.users if user.target is operator.getitem and user.args[1] == 1]
-        if places and any(user.users for user in users):  # a place is a number that a cut would change
+        if positions and any(user.users for user in users):  # a position is a number that a cut would change
             site.fix_axes(x, mixed, "is searched by")
-        return tuple(_reduced(x.labels, mixed, part) for part in site.output)
-    return _reduced(x.labels, mixed, site.output)
+        return tuple(_reduced(x.numbers, mixed, part) for part in site.output)
+    return _reduced(x.numbers, mixed, site.output)
 
 
-def _reduced(labels: Labels, mixed: set[int], output: Tensor) -> Labels:
-    if output.dim() == len(labels):  # kept with size one, or not reduced at all (softmax)
+def _reduced(numbers: Numbers, mixed: set[int], output: Tensor) -> Numbers:
+    if output.dim() == len(numbers):  # kept with size one, or not reduced at all (softmax)
         return tuple(
-            None if output.shape[dim] == 1 and dim in mixed else held for dim, held in enumerate(labels)
+            None if output.shape[dim] == 1 and dim in mixed else held for dim, held in enumerate(numbers)
         )
-    return tuple(held for dim, held in enumerate(labels) if dim not in mixed)
+    return tuple(held for dim, held in enumerate(numbers) if dim not in mixed)
 
 
 @function_rule(*variants(*_WHICH))
 def order(site: Site) -> Any:
-    """The place of a channel among the others becomes a number, so that axis must stay whole."""
+    """The position of a channel among the others becomes a number, so that axis must stay whole."""
     x = site.operand()
     named = str(getattr(site.node.target, "__name__", site.node.target))
     dims = site.argument(2 if named in ("topk", "kthvalue", "roll") else 1, "dim", site.kwargs.get("dims"))
@@ -192,12 +192,12 @@ def order(site: Site) -> Any:
     chosen = {x.dim(dim) for dim in ([dims] if isinstance(dims, int) else dims)}
     site.fix_axes(x, chosen, "is ordered by")
     outputs = [site.output] if isinstance(site.output, Tensor) else list(site.output)
-    labels = [_reduced(_without(x.labels, chosen), chosen, output) for output in outputs]
-    return labels[0] if isinstance(site.output, Tensor) else tuple(labels)
+    numbers = [_reduced(_without(x.numbers, chosen), chosen, output) for output in outputs]
+    return numbers[0] if isinstance(site.output, Tensor) else tuple(numbers)
 
 
-def _without(labels: Labels, dims: set[int]) -> Labels:
-    return tuple(None if dim in dims else held for dim, held in enumerate(labels))
+def _without(numbers: Numbers, dims: set[int]) -> Numbers:
+    return tuple(None if dim in dims else held for dim, held in enumerate(numbers))
 
 
 # Constants that the code makes
@@ -206,13 +206,13 @@ _BLANK = (torch.zeros, torch.ones, torch.full, torch.empty, "new_zeros", "new_on
 
 
 @function_rule(*_BLANK)
-def blank(site: Site) -> Labels:
+def blank(site: Site) -> Numbers:
     """All entries are alike, so every axis may turn out to be channels."""
     method = site.node.op == "call_method" or str(getattr(site.node.target, "__name__", "")).startswith(
         "new_"
     )
     written, path = site.written(1 if method else 0, "size")
-    shape = site.notes.shapes.get(written) if isinstance(written, fx.Node) else None
+    shape = site.findings.shapes.get(written) if isinstance(written, fx.Node) else None
     if (
         shape is not None and len(shape) == site.output.dim()
     ):  # as large as another tensor: it holds those units
@@ -224,18 +224,18 @@ def blank(site: Site) -> Labels:
         steps = [(*path, first + index) for index in range(len(written))]
     else:
         steps = [(*path, index) for index in range(len(written))]
-    labels = tuple(site.units.fresh(size) if size > 1 else None for size in site.output.shape)
-    for step, numbers in zip(steps, labels, strict=False):
-        site.sized(step, numbers)
-    return labels
+    numbers = tuple(site.units.fresh(size) if size > 1 else None for size in site.output.shape)
+    for step, axis in zip(steps, numbers, strict=False):
+        site.sized(step, axis)
+    return numbers
 
 
 @function_rule(
     torch.arange, torch.eye, torch.linspace, torch.tensor, torch.scalar_tensor, torch.rand, torch.randn, torch.randint,
     torch.tril_indices, torch.triu_indices,
 )  # fmt: skip
-def numbered(site: Site) -> Any:
-    """Entries that depend on their place cannot follow a cut."""
+def by_position(site: Site) -> Any:
+    """Entries that depend on their position cannot follow a cut."""
     if site.node.target in (torch.tensor, torch.scalar_tensor) and not site.output.dim():
         site.mark("arithmetic")
     return plain(site.output)

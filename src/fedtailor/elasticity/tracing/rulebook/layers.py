@@ -15,59 +15,59 @@ from torch.nn import functional as F
 
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule
-from fedtailor.elasticity.tracing.units import Labels
+from fedtailor.elasticity.tracing.units import Numbers
 
 GROUPS = 6  # position of ``groups`` among the arguments of every functional convolution
 
 
 @layer_rule(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
-def linear_layer(site: Site) -> Labels:
+def linear_layer(site: Site) -> Numbers:
     """Weight (out, in), on the last axis of the input."""
     x = site.operand()
-    weight = site.parameter("weight", None, x.labels[-1])
+    weight = site.parameter("weight", None, x.numbers[-1])
     assert weight is not None
-    return _linear(site, x, weight, site.parameter("bias", weight.labels[0]))
+    return _linear(site, x, weight, site.parameter("bias", weight.numbers[0]))
 
 
 @function_rule(F.linear)
-def linear_function(site: Site) -> Labels:
+def linear_function(site: Site) -> Numbers:
     """As the layer, on any tensors."""
     return _linear(site, site.argument(0, "input"), site.argument(1, "weight"), site.argument(2, "bias"))
 
 
-def _linear(site: Site, x: Operand, weight: Operand, bias: Operand | None) -> Labels:
-    rows = weight.labels[0] if weight.value.dim() == 2 else None
-    site.join(weight.labels[-1], x.labels[-1], site.reading)
+def _linear(site: Site, x: Operand, weight: Operand, bias: Operand | None) -> Numbers:
+    rows = weight.numbers[0] if weight.value.dim() == 2 else None
+    site.join(weight.numbers[-1], x.numbers[-1], site.reading)
     if bias is not None:
-        site.join(bias.labels[0], rows, "is added to what cannot shrink in")
+        site.join(bias.numbers[0], rows, "is added to what cannot shrink in")
     site.follow("out_features", rows)
-    site.follow("in_features", x.labels[-1])
+    site.follow("in_features", x.numbers[-1])
     site.produce(rows)
-    return (*x.labels[:-1], rows) if weight.value.dim() == 2 else x.labels[:-1]
+    return (*x.numbers[:-1], rows) if weight.value.dim() == 2 else x.numbers[:-1]
 
 
 @layer_rule(nn.Bilinear)
-def bilinear(site: Site) -> Labels:
+def bilinear(site: Site) -> Numbers:
     """Weight (out, first in, second in)."""
     first, second = site.operands()[:2]
-    weight = site.parameter("weight", None, first.labels[-1], second.labels[-1])
+    weight = site.parameter("weight", None, first.numbers[-1], second.numbers[-1])
     assert weight is not None
-    rows, columns, others = weight.labels
-    site.join(columns, first.labels[-1], site.reading)
-    site.join(others, second.labels[-1], site.reading)
+    rows, columns, others = weight.numbers
+    site.join(columns, first.numbers[-1], site.reading)
+    site.join(others, second.numbers[-1], site.reading)
     site.parameter("bias", rows)
-    for attribute, labels in (("out_features", rows), ("in1_features", columns), ("in2_features", others)):
-        site.follow(attribute, labels)
+    for attribute, numbers in (("out_features", rows), ("in1_features", columns), ("in2_features", others)):
+        site.follow(attribute, numbers)
     site.produce(rows)
-    return (*first.labels[:-1], rows)
+    return (*first.numbers[:-1], rows)
 
 
 @layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def convolution_layer(site: Site) -> Labels:
+def convolution_layer(site: Site) -> Numbers:
     """Weight (out, in / groups, ...): rows are the output channels, columns the input channels."""
     layer, x = site.layer, site.operand()
     spatial = len(layer.kernel_size)
-    inputs = x.labels[x.value.dim() - spatial - 1]
+    inputs = x.numbers[x.value.dim() - spatial - 1]
     if layer.groups == 1:
         weight = site.parameter("weight", None, inputs)
     elif _whole_groups(layer.in_channels, layer.groups):
@@ -75,36 +75,36 @@ def convolution_layer(site: Site) -> Labels:
     else:
         weight = site.parameter("weight", None, None)
     assert weight is not None
-    labels = _convolution(site, x, weight, spatial, layer.groups)
-    site.parameter("bias", labels[-spatial - 1])
-    return labels
+    numbers = _convolution(site, x, weight, spatial, layer.groups)
+    site.parameter("bias", numbers[-spatial - 1])
+    return numbers
 
 
 @layer_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def transposed_convolution_layer(site: Site) -> Labels:
+def transposed_convolution_layer(site: Site) -> Numbers:
     """Weight (in, out / groups, ...): rows are the input channels."""
     layer, x = site.layer, site.operand()
     spatial = len(layer.kernel_size)
-    inputs = x.labels[x.value.dim() - spatial - 1]
+    inputs = x.numbers[x.value.dim() - spatial - 1]
     whole = layer.groups > 1 and _whole_groups(layer.in_channels, layer.groups)
     weight = site.parameter("weight", inputs) if whole else site.parameter("weight", inputs, None)
     assert weight is not None
-    labels = _transposed_convolution(site, x, weight, spatial, layer.groups)
-    site.parameter("bias", labels[-spatial - 1])
-    return labels
+    numbers = _transposed_convolution(site, x, weight, spatial, layer.groups)
+    site.parameter("bias", numbers[-spatial - 1])
+    return numbers
 
 
-def _convolution_function(spatial: int, transposed: bool) -> Callable[[Site], Labels]:
+def _convolution_function(spatial: int, transposed: bool) -> Callable[[Site], Numbers]:
     """As the layers, on any tensors."""
 
-    def rule(site: Site) -> Labels:
+    def rule(site: Site) -> Numbers:
         x, weight, bias = site.argument(0, "input"), site.argument(1, "weight"), site.argument(2, "bias")
         site.fix_axes(weight, range(2, weight.value.dim()), "is the kernel of")
         core = _transposed_convolution if transposed else _convolution
-        labels = core(site, x, weight, spatial, site.argument(GROUPS, "groups", 1))
+        numbers = core(site, x, weight, spatial, site.argument(GROUPS, "groups", 1))
         if bias is not None:
-            site.join(bias.labels[0], labels[-spatial - 1], "is added to what cannot shrink in")
-        return labels
+            site.join(bias.numbers[0], numbers[-spatial - 1], "is added to what cannot shrink in")
+        return numbers
 
     return rule
 
@@ -119,9 +119,9 @@ def _whole_groups(inputs: int, groups: int) -> bool:
     return groups >= inputs // groups
 
 
-def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Labels:
+def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Numbers:
     channel = x.value.dim() - spatial - 1
-    inputs, outputs, columns = x.labels[channel], weight.labels[0], weight.labels[1]
+    inputs, outputs, columns = x.numbers[channel], weight.numbers[0], weight.numbers[1]
     if groups == 1:
         site.join(columns, inputs, site.reading)
     elif inputs is None:
@@ -143,11 +143,11 @@ def _convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: 
     return _convolved(site, x, channel, outputs)
 
 
-def _transposed_convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Labels:
+def _transposed_convolution(site: Site, x: Operand, weight: Operand, spatial: int, groups: int) -> Numbers:
     channel = x.value.dim() - spatial - 1
-    inputs = x.labels[channel]
-    site.join(weight.labels[0], inputs, site.reading)
-    outputs = weight.labels[1]  # of one group
+    inputs = x.numbers[channel]
+    site.join(weight.numbers[0], inputs, site.reading)
+    outputs = weight.numbers[1]  # of one group
     if groups > 1 and _whole_groups(x.shape[channel], groups):
         site.fix_axes(weight, (1,), "is the inside of a group of")
         outputs = None
@@ -172,16 +172,16 @@ def _groups_follow(site: Site, units: Indices) -> None:
             site.sized(path, units)
 
 
-def _convolved(site: Site, x: Operand, channel: int, outputs: Indices | None) -> Labels:
+def _convolved(site: Site, x: Operand, channel: int, outputs: Indices | None) -> Numbers:
     site.follow("out_channels", outputs)
-    site.follow("in_channels", x.labels[channel])
+    site.follow("in_channels", x.numbers[channel])
     site.produce(outputs)
     site.fix_axes(x, range(channel + 1, x.value.dim()), "is a spatial axis of")
-    return (*x.labels[:channel], outputs, *(None,) * (x.value.dim() - channel - 1))
+    return (*x.numbers[:channel], outputs, *(None,) * (x.value.dim() - channel - 1))
 
 
 @layer_rule(nn.Embedding, nn.EmbeddingBag)
-def embedding_layer(site: Site) -> Labels:
+def embedding_layer(site: Site) -> Numbers:
     """Weight (vocabulary, channels): only the columns may shrink."""
     weight = site.parameter("weight", None, None)
     assert weight is not None
@@ -189,43 +189,43 @@ def embedding_layer(site: Site) -> Labels:
 
 
 @function_rule(F.embedding)
-def embedding_function(site: Site) -> Labels:
+def embedding_function(site: Site) -> Numbers:
     """As the layer, on any table."""
     return _embedding(site, site.argument(1, "weight"))
 
 
 @function_rule("aten::embedding")
-def embedding_exported(site: Site) -> Labels:
+def embedding_exported(site: Site) -> Numbers:
     """As the layer; the exported operation takes the table first."""
     return _embedding(site, site.args[0])
 
 
-def _embedding(site: Site, weight: Operand) -> Labels:
-    site.units.fix(weight.labels[0], f"is the vocabulary of {site.place}")
-    columns = weight.labels[1]
+def _embedding(site: Site, weight: Operand) -> Numbers:
+    site.units.fix(weight.numbers[0], f"is the vocabulary of {site.description}")
+    columns = weight.numbers[1]
     site.follow("embedding_dim", columns)
     site.produce(columns)
     return (*(None,) * (site.output.dim() - 1), columns)
 
 
 @layer_rule(nn.PReLU)
-def prelu_layer(site: Site) -> Labels:
+def prelu_layer(site: Site) -> Numbers:
     """One slope for all channels, or one each."""
     x = site.operand()
     many = site.layer.num_parameters > 1
-    slope = site.parameter("weight", x.labels[1]) if many else site.parameter("weight")
+    slope = site.parameter("weight", x.numbers[1]) if many else site.parameter("weight")
     assert slope is not None
     return _prelu(site, x, slope)
 
 
 @function_rule(F.prelu, torch.prelu)
-def prelu_function(site: Site) -> Labels:
+def prelu_function(site: Site) -> Numbers:
     """As the layer."""
     return _prelu(site, site.operands()[0], site.operands()[1])
 
 
-def _prelu(site: Site, x: Operand, slope: Operand) -> Labels:
+def _prelu(site: Site, x: Operand, slope: Operand) -> Numbers:
     if slope.value.numel() > 1:
-        site.join(slope.labels[0], x.labels[1], "is scaled by what cannot shrink in")
-        site.follow("num_parameters", x.labels[1])
-    return x.labels
+        site.join(slope.numbers[0], x.numbers[1], "is scaled by what cannot shrink in")
+        site.follow("num_parameters", x.numbers[1])
+    return x.numbers

@@ -1,4 +1,4 @@
-"""How channels move when axes do: reshaping, permuting, slicing, joining, splitting, repeating."""
+"""How channels move when axes do: reshaping, permuting, joining, splitting, repeating, padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rulebook.functions import meet, variants
 from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule
-from fedtailor.elasticity.tracing.units import Labels
+from fedtailor.elasticity.tracing.units import Numbers
 
 Path = tuple[Any, ...]
 Written = list[tuple[Any, Path | None]]  # per output axis: what the code gives for its size, and where
@@ -31,17 +31,17 @@ Written = list[tuple[Any, Path | None]]  # per output axis: what the code gives 
     "view_as",
     "reshape_as",
 )
-def reshape(site: Site) -> Labels:
+def reshape(site: Site) -> Numbers:
     """Splits and merges axes; a size that the code gives as a number must follow the cut."""
     x = site.operand()
     if not isinstance(site.output, Tensor) or site.output.dtype != x.value.dtype:  # x.view(torch.int32)
-        return site.fix_all(f"reaches {site.place}")  # type: ignore[no-any-return]
+        return site.fix_all(f"reaches {site.description}")  # type: ignore[no-any-return]
     written = _written_sizes(site)
-    labels = reshaped(site, x, site.output.shape, [size for size, _ in written])
-    for numbers, (size, path) in zip(labels, written, strict=True):
+    numbers = reshaped(site, x, site.output.shape, [size for size, _ in written])
+    for axis, (size, path) in zip(numbers, written, strict=True):
         if path is not None and (isinstance(size, fx.Node) or size != -1):
-            site.sized(path, numbers)
-    return labels
+            site.sized(path, axis)
+    return numbers
 
 
 def _written_sizes(site: Site) -> Written:
@@ -67,29 +67,29 @@ def _written_sizes(site: Site) -> Written:
 
 
 @layer_rule(nn.Flatten)
-def flatten_layer(site: Site) -> Labels:
+def flatten_layer(site: Site) -> Numbers:
     """As the function."""
     return reshaped(site, site.operand(), site.output.shape, [None] * site.output.dim())
 
 
 @layer_rule(nn.Unflatten)
-def unflatten_layer(site: Site) -> Labels:
+def unflatten_layer(site: Site) -> Numbers:
     """As the function; the layer holds the sizes."""
     sizes = site.layer.unflattened_size
     if not isinstance(site.layer.dim, int) or not all(isinstance(size, int) for size in sizes):
-        return site.fix_all(f"is reshaped by name in {site.place}")  # type: ignore[no-any-return]
+        return site.fix_all(f"is reshaped by name in {site.description}")  # type: ignore[no-any-return]
     first = site.operand().dim(site.layer.dim)
     written = [*(None,) * first, *sizes, *(None,) * (site.output.dim() - first - len(sizes))]
-    labels = reshaped(site, site.operand(), site.output.shape, written)
+    numbers = reshaped(site, site.operand(), site.output.shape, written)
     for index, size in enumerate(sizes):
         if size != -1:
-            site.follow("unflattened_size", labels[first + index], index)
-    return labels
+            site.follow("unflattened_size", numbers[first + index], index)
+    return numbers
 
 
-def reshaped(site: Site, x: Operand, shape: Sequence[int], written: Sequence[Any]) -> Labels:
-    """Labels after a reshape: walk both shapes, matching runs of axes with equal products."""
-    labels: list[Indices | None] = []
+def reshaped(site: Site, x: Operand, shape: Sequence[int], written: Sequence[Any]) -> Numbers:
+    """The numbers after a reshape: walk both shapes, matching runs of axes with equal products."""
+    numbers: list[Indices | None] = []
     i = j = 0
     while i < len(x.shape) or j < len(shape):
         i_end, j_end = min(i + 1, len(x.shape)), min(j + 1, len(shape))
@@ -99,22 +99,22 @@ def reshaped(site: Site, x: Operand, shape: Sequence[int], written: Sequence[Any
                 before, i_end = before * x.shape[i_end], i_end + 1
             else:
                 after, j_end = after * shape[j_end], j_end + 1
-        labels += _regroup(site, x, range(i, i_end), shape[j:j_end], written[j:j_end])
+        numbers += _regroup(site, x, range(i, i_end), shape[j:j_end], written[j:j_end])
         i, j = i_end, j_end
-    return tuple(labels)
+    return tuple(numbers)
 
 
 def _regroup(
     site: Site, x: Operand, dims: Sequence[int], shape: Sequence[int], written: Sequence[Any]
 ) -> list[Indices | None]:
     """One run of axes that becomes another run of the same product."""
-    labelled = [dim for dim in dims if x.labels[dim] is not None]
-    if len(labelled) != 1 or not shape:
-        site.fix_axes(x, labelled, "is merged with other channels by")
+    numbered = [dim for dim in dims if x.numbers[dim] is not None]
+    if len(numbered) != 1 or not shape:
+        site.fix_axes(x, numbered, "is merged with other channels by")
         return [None] * len(shape)
-    numbers = x.labels[labelled[0]]
+    numbers = x.numbers[numbered[0]]
     assert numbers is not None
-    spread = numbers.reshape([-1 if dim == labelled[0] else 1 for dim in dims])
+    spread = numbers.reshape([-1 if dim == numbered[0] else 1 for dim in dims])
     spread = np.broadcast_to(spread, [x.shape[dim] for dim in dims]).reshape(tuple(shape))
     carrier = _carrier(site, shape, written)
     rows = np.moveaxis(spread, carrier, -1).reshape(-1, shape[carrier])
@@ -133,55 +133,55 @@ def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
     inferred = [position for position in wide if written[position] == -1]
     computed = [p for p in wide if isinstance(written[p], fx.Node) and not site.constant(written[p])]
     if not inferred and not computed and len(wide) > 1:
-        site.notes.undecided[site.node] = None
-        return wide[0 if site.node in site.notes.front else -1]
+        site.findings.undecided[site.node] = None
+        return wide[0 if site.node in site.findings.front else -1]
     return (inferred or computed or wide)[-1]
 
 
 @function_rule(*variants("squeeze", "unsqueeze"))
-def squeeze(site: Site) -> Labels:
+def squeeze(site: Site) -> Numbers:
     """Axes of size one come and go."""
     x = site.operand()
     if site.output.dim() > x.value.dim():
         at = site.argument(1, "dim") % site.output.dim()
-        return (*x.labels[:at], None, *x.labels[at:])
+        return (*x.numbers[:at], None, *x.numbers[at:])
     dims = site.argument(1, "dim")
     chosen = range(x.value.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {x.dim(d) for d in chosen if x.shape[d] == 1}
-    return tuple(labels for dim, labels in enumerate(x.labels) if dim not in gone)
+    return tuple(numbers for dim, numbers in enumerate(x.numbers) if dim not in gone)
 
 
 @function_rule("permute", torch.permute)
-def permute(site: Site) -> Labels:
+def permute(site: Site) -> Numbers:
     """Axes in another order."""
     order = site.argument(1, "dims")
     x = site.operand()
-    return tuple(x.labels[dim] for dim in (order if isinstance(order, tuple | list) else site.args[1:]))
+    return tuple(x.numbers[dim] for dim in (order if isinstance(order, tuple | list) else site.args[1:]))
 
 
 @function_rule(*variants("transpose", "swapaxes", "swapdims", "t"))
-def transpose(site: Site) -> Labels:
-    """Two axes change places."""
-    labels = list(site.operand().labels)
-    if len(labels) > 1:
+def transpose(site: Site) -> Numbers:
+    """Two axes are swapped."""
+    numbers = list(site.operand().numbers)
+    if len(numbers) > 1:
         a = site.argument(1, "dim0", site.kwargs.get("axis0", 0))
         b = site.argument(2, "dim1", site.kwargs.get("axis1", 1))
-        labels[a], labels[b] = labels[b], labels[a]
-    return tuple(labels)
+        numbers[a], numbers[b] = numbers[b], numbers[a]
+    return tuple(numbers)
 
 
 @function_rule(*variants("movedim", "moveaxis"))
-def move(site: Site) -> Labels:
+def move(site: Site) -> Numbers:
     """Some axes go elsewhere, the others keep their order."""
     x = site.operand()
     order = torch.movedim(
         torch.empty(tuple(range(2, 2 + x.value.dim())), device="meta"), *site.args[1:], **site.kwargs
     )
-    return tuple(x.labels[size - 2] for size in order.shape)
+    return tuple(x.numbers[size - 2] for size in order.shape)
 
 
 @function_rule(torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack)
-def concatenate(site: Site) -> Labels:
+def concatenate(site: Site) -> Numbers:
     """One axis is the inputs' axes in a row; the others meet."""
     parts: list[Operand] = [x for x in site.argument(0, "tensors") if x.value.dim() == site.output.dim()]
     named = getattr(site.node.target, "__name__", "")
@@ -189,21 +189,21 @@ def concatenate(site: Site) -> Labels:
     dim = site.kwargs.get("axis", site.argument(1, "dim", default)) % site.output.dim()
     rest = [size for d, size in enumerate(site.output.shape) if d != dim]
     blank = torch.empty(rest, device="meta")
-    met = meet(site, [Operand(blank, (*x.labels[:dim], *x.labels[dim + 1 :])) for x in parts], rest)
-    if all(x.labels[dim] is None for x in parts):
+    met = meet(site, [Operand(blank, (*x.numbers[:dim], *x.numbers[dim + 1 :])) for x in parts], rest)
+    if all(x.numbers[dim] is None for x in parts):
         return (*met[:dim], None, *met[dim:])
     pieces = []
     for x in parts:
-        numbers = x.labels[dim]
+        numbers = x.numbers[dim]
         if numbers is None:
             numbers = site.units.fresh(x.shape[dim])
-            site.units.fix(numbers, f"is joined with channels in {site.place} and cannot shrink itself")
+            site.units.fix(numbers, f"is joined with channels in {site.description} and cannot shrink itself")
         pieces.append(numbers)
     return (*met[:dim], np.concatenate(pieces), *met[dim:])
 
 
 @function_rule(torch.stack)
-def stack(site: Site) -> Labels:
+def stack(site: Site) -> Numbers:
     """A new axis; the others meet."""
     parts: list[Operand] = list(site.argument(0, "tensors"))
     dim = site.argument(1, "dim", 0) % site.output.dim()
@@ -217,18 +217,18 @@ def unbind(site: Site) -> Any:
     x = site.operand()
     dim = x.dim(site.argument(1, "dim", 0))
     site.fix_axes(x, (dim,), "is taken apart by")
-    return ((*x.labels[:dim], *x.labels[dim + 1 :]),) * len(site.output)
+    return ((*x.numbers[:dim], *x.numbers[dim + 1 :]),) * len(site.output)
 
 
 @function_rule(*variants("chunk", "split", "tensor_split", "split_with_sizes"), "unsafe_chunk")
 def split(site: Site) -> Any:
-    """Equal pieces shrink alike, so that every cut splits in the same places; others must be given as sizes."""
+    """Equal pieces shrink alike, so that every cut splits at the same channels; others must be given as sizes."""
     x = site.operand()
     dim = x.dim(site.argument(2, "dim", 0))
-    numbers = x.labels[dim]
+    numbers = x.numbers[dim]
     lengths = [part.shape[dim] for part in site.output]
     if numbers is None:
-        return (x.labels,) * len(lengths)
+        return (x.numbers,) * len(lengths)
     pieces = np.split(numbers, np.cumsum(lengths)[:-1])
     by_count = getattr(site.node.target, "__name__", site.node.target) in (
         "chunk",
@@ -247,39 +247,39 @@ def split(site: Site) -> Any:
         for index, piece in enumerate(pieces):
             site.sized((*path, index), piece)
     else:
-        site.units.fix(numbers, f"is split into unequal pieces in {site.place}")
-    return tuple((*x.labels[:dim], piece, *x.labels[dim + 1 :]) for piece in pieces)
+        site.units.fix(numbers, f"is split into unequal pieces in {site.description}")
+    return tuple((*x.numbers[:dim], piece, *x.numbers[dim + 1 :]) for piece in pieces)
 
 
 @function_rule("expand", torch.broadcast_to, "broadcast_to", "expand_as", "aten::expand")
-def expand(site: Site) -> Labels:
+def expand(site: Site) -> Numbers:
     """Axes of size one are repeated: copies are alike, so such an axis may turn out to be channels."""
     x = site.operand()
     new = site.output.dim() - x.value.dim()
     given, path = site.written(1, "size")
     listed = isinstance(given, tuple | list)
-    labels: list[Indices | None] = []
+    numbers: list[Indices | None] = []
     for dim, size in enumerate(site.output.shape):
         held = dim >= new and x.shape[dim - new] == size
-        numbers = x.labels[dim - new] if held else site.units.fresh(size)
-        labels.append(numbers if size > 1 else None)
+        axis = x.numbers[dim - new] if held else site.units.fresh(size)
+        numbers.append(axis if size > 1 else None)
         step = (*path, dim) if listed else ("args", 1 + dim)
         if (listed and dim < len(given)) or 1 + dim < len(site.node.args):
             written = given[dim] if listed else site.node.args[1 + dim]
             if isinstance(written, fx.Node) or written != -1:
-                site.sized(step, labels[-1])
-    return tuple(labels)
+                site.sized(step, numbers[-1])
+    return tuple(numbers)
 
 
 @function_rule("repeat", torch.tile, "tile")
-def repeat(site: Site) -> Labels:
+def repeat(site: Site) -> Numbers:
     """Whole axes one after the other."""
     x = site.operand()
-    labels: list[Indices | None] = []
+    numbers: list[Indices | None] = []
     for dim, size in enumerate(site.output.shape, start=x.value.dim() - site.output.dim()):
-        numbers = x.labels[dim] if dim >= 0 else None
-        labels.append(None if numbers is None else np.tile(numbers, size // len(numbers)))
-    return tuple(labels)
+        axis = x.numbers[dim] if dim >= 0 else None
+        numbers.append(None if axis is None else np.tile(axis, size // len(axis)))
+    return tuple(numbers)
 
 
 @function_rule(*variants("repeat_interleave"))
@@ -287,33 +287,33 @@ def repeat_interleave(site: Site) -> Any:
     """Every position several times in a row."""
     x, times, dim = site.operand(), site.argument(1, "repeats"), site.argument(2, "dim")
     if not isinstance(times, int) or dim is None:
-        return site.fix_all(f"reaches {site.place}")
-    numbers = x.labels[dim]
-    labels = list(x.labels)
-    labels[dim] = None if numbers is None else np.repeat(numbers, times)
-    return tuple(labels)
+        return site.fix_all(f"reaches {site.description}")
+    axis = x.numbers[dim]
+    numbers = list(x.numbers)
+    numbers[dim] = None if axis is None else np.repeat(axis, times)
+    return tuple(numbers)
 
 
 @function_rule(F.pad, torch._C._nn.pad, "aten::pad", "aten::constant_pad_nd")
-def pad(site: Site) -> Labels:
+def pad(site: Site) -> Numbers:
     """New positions at the ends; zeros next to channels are channels of their own (ResNet's option A)."""
     x = site.operand()
-    labels = list(x.labels)
+    numbers = list(x.numbers)
     given, path = site.written(1, "pad")
     sizes = list(site.argument(1, "pad"))
     constant = site.argument(2, "mode", "constant") == "constant" and not site.argument(3, "value")
     for pair in range(len(sizes) // 2):
         before, after = sizes[2 * pair : 2 * pair + 2]
         dim = x.value.dim() - 1 - pair
-        numbers = labels[dim]
-        if numbers is None or not (before or after):
+        axis = numbers[dim]
+        if axis is None or not (before or after):
             continue
         if not constant or before < 0 or after < 0 or not isinstance(given, tuple | list):
-            site.units.fix(numbers, f"is padded by {site.place}")
-            labels[dim] = None
+            site.units.fix(axis, f"is padded by {site.description}")
+            numbers[dim] = None
             continue
         front, back = site.units.fresh(before), site.units.fresh(after)
         site.sized((*path, 2 * pair), front)
         site.sized((*path, 2 * pair + 1), back)
-        labels[dim] = np.concatenate([front, numbers, back])
-    return tuple(labels)
+        numbers[dim] = np.concatenate([front, axis, back])
+    return tuple(numbers)

@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rulebook.functions import meet, variants
 from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, lookup
-from fedtailor.elasticity.tracing.units import Labels
+from fedtailor.elasticity.tracing.units import Numbers
 
 Path = tuple[Any, ...]
 
@@ -20,7 +20,7 @@ def item(site: Site) -> Any:
     """An entry of a tuple, or a slice of a tensor."""
     source, index = site.args[0], site.args[1]
     if not isinstance(source, Operand):
-        return _labels_of(source[index])
+        return _numbers_of(source[index])
     entries = index if isinstance(index, tuple) else (index,)
     if any(isinstance(entry, Operand | list) for entry in entries):
         return _picked(site, source, entries)
@@ -33,12 +33,12 @@ def item(site: Site) -> Any:
     return sliced(site, source, entries, paths)
 
 
-def _labels_of(value: Any) -> Any:
+def _numbers_of(value: Any) -> Any:
     if isinstance(value, Operand):
-        return value.labels
+        return value.numbers
     if isinstance(value, dict):
-        return {key: _labels_of(entry) for key, entry in value.items()}
-    return tuple(_labels_of(entry) for entry in value) if isinstance(value, tuple | list) else None
+        return {key: _numbers_of(entry) for key, entry in value.items()}
+    return tuple(_numbers_of(entry) for entry in value) if isinstance(value, tuple | list) else None
 
 
 def _picked(site: Site, x: Operand, entries: Sequence[Any]) -> Any:
@@ -48,31 +48,31 @@ def _picked(site: Site, x: Operand, entries: Sequence[Any]) -> Any:
     )
     first = [position for position, entry in enumerate(entries) if not isinstance(entry, slice)]
     if not simple or first != list(range(len(first))) or None in entries:
-        return site.fix_all(f"is indexed by a tensor in {site.place}")
+        return site.fix_all(f"is indexed by a tensor in {site.description}")
     site.fix_axes(x, first, "is indexed by a tensor in")
-    rest = x.labels[len(first) :]
+    rest = x.numbers[len(first) :]
     return (*(None,) * (site.output.dim() - len(rest)), *rest)
 
 
-def sliced(site: Site, x: Operand, entries: Sequence[Any], paths: Sequence[Path]) -> Labels:
-    """Labels of ``x[entries]``; numbers that cut through channels follow the cut."""
-    labels: list[Indices | None] = []
+def sliced(site: Site, x: Operand, entries: Sequence[Any], paths: Sequence[Path]) -> Numbers:
+    """The unit numbers of ``x[entries]``; bounds that cut through channels follow the cut."""
+    numbers: list[Indices | None] = []
     dim = 0
     named = sum(entry is not None and entry is not Ellipsis for entry in entries)
     for entry, path in zip(entries, paths, strict=True):
         if entry is None:
-            labels.append(None)
+            numbers.append(None)
         elif entry is Ellipsis:
             skipped = x.value.dim() - named
-            labels += x.labels[dim : dim + skipped]
+            numbers += x.numbers[dim : dim + skipped]
             dim += skipped
         else:
             if isinstance(entry, slice):
-                labels.append(_slice(site, x.labels[dim], entry, path))
+                numbers.append(_slice(site, x.numbers[dim], entry, path))
             else:
-                site.units.fix(x.labels[dim], f"is indexed by a number in {site.place}")
+                site.units.fix(x.numbers[dim], f"is indexed by a number in {site.description}")
             dim += 1
-    return (*labels, *x.labels[dim:])
+    return (*numbers, *x.numbers[dim:])
 
 
 def _slice(site: Site, numbers: Indices | None, entry: slice, path: Path) -> Indices | None:
@@ -85,7 +85,7 @@ def _slice(site: Site, numbers: Indices | None, entry: slice, path: Path) -> Ind
         site.units.tie(blocks[:, :1], blocks)
         return numbers[entry]
     if step != 1:
-        site.units.fix(numbers, f"is sliced by numbers in {site.place}")
+        site.units.fix(numbers, f"is sliced by numbers in {site.description}")
     for side, bound in (("start", start), ("stop", stop)):
         if not 0 < bound < len(numbers):
             continue
@@ -96,23 +96,23 @@ def _slice(site: Site, numbers: Indices | None, entry: slice, path: Path) -> Ind
             part = math.gcd(bound, len(numbers))
             rows = numbers.reshape(-1, part)
             site.units.tie(rows[:1], rows)
-            site.units.fix(numbers if part == 1 else None, f"is sliced by numbers in {site.place}")
+            site.units.fix(numbers if part == 1 else None, f"is sliced by numbers in {site.description}")
     return numbers[entry]
 
 
 @function_rule("aten::slice")
-def slice_exported(site: Site) -> Labels:
+def slice_exported(site: Site) -> Numbers:
     """A slice of one axis."""
     x = site.operand()
     dim = x.dim(site.argument(1, "dim", 0))
     entry = slice(
         *(site.argument(position, name) for position, name in enumerate(("start", "end", "step"), start=2))
     )
-    numbers = x.labels[dim]
+    numbers = x.numbers[dim]
     if numbers is not None and entry.indices(len(numbers)) != (0, len(numbers), 1):
-        site.units.fix(numbers, f"is sliced by numbers in {site.place}")
+        site.units.fix(numbers, f"is sliced by numbers in {site.description}")
         numbers = numbers[entry]
-    return (*x.labels[:dim], numbers, *x.labels[dim + 1 :])
+    return (*x.numbers[:dim], numbers, *x.numbers[dim + 1 :])
 
 
 @function_rule(operator.setitem)
@@ -121,7 +121,7 @@ def set_item(site: Site) -> Any:
     x, index = site.args[0], site.args[1]
     entries = index if isinstance(index, tuple) else (index,)
     if any(isinstance(entry, Operand | list) for entry in entries):
-        return site.fix_all(f"is written through a tensor in {site.place}")
+        return site.fix_all(f"is written through a tensor in {site.description}")
     paths = [("args", 1, position) for position in range(len(entries))]
     raw = site.node.args[1]
     target = Operand(
@@ -140,7 +140,7 @@ def _along(position: int, name: str, what: str) -> Callable[[Site], Any]:
         dim = x.dim(site.argument(position, name, 0))
         for other in site.operands():
             site.fix_axes(other, (d for d in range(other.value.dim()) if other is not x or d == dim), what)
-        kept = tuple(None if d == dim else labels for d, labels in enumerate(x.labels))
+        kept = tuple(None if d == dim else numbers for d, numbers in enumerate(x.numbers))
         return kept if site.output.dim() == x.value.dim() else (*kept[:dim], *kept[dim + 1 :])
 
     return rule
@@ -151,8 +151,8 @@ function_rule(*variants("narrow"))(_along(1, "dim", "is cut at a number by"))
 
 
 @function_rule(*variants("tril", "triu"))
-def triangle(site: Site) -> Labels:
-    """Entries are kept by their place on the last two axes."""
+def triangle(site: Site) -> Numbers:
+    """Entries are kept by their position on the last two axes."""
     x = site.operand()
     site.fix_axes(x, (-1, -2), "is masked by place in")
-    return x.labels
+    return x.numbers

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedtailor.elasticity.tracing.rulebook.functions import names, variants
 from fedtailor.elasticity.tracing.rules import Site, function_rule, layer_rule
-from fedtailor.elasticity.tracing.units import Labels
+from fedtailor.elasticity.tracing.units import Numbers
 
 KINDS = names(
     "MaxPool AvgPool AdaptiveAvgPool AdaptiveMaxPool LPPool FractionalMaxPool MaxUnpool ZeroPad ConstantPad "
@@ -26,10 +26,10 @@ def spatial(site: Site, axes: int) -> Any:
     x = site.operand()
     for other in site.operands():
         site.fix_axes(other, range(other.value.dim() - axes, other.value.dim()), "is pooled by")
-    labels = (*x.labels[: x.value.dim() - axes], *(None,) * axes)
+    numbers = (*x.numbers[: x.value.dim() - axes], *(None,) * axes)
     if isinstance(site.output, Tensor):
-        return labels
-    return (labels,) * len(site.output)  # the maxima and their places
+        return numbers
+    return (numbers,) * len(site.output)  # the maxima and their positions
 
 
 def _spatial_rule(axes: int | None) -> Callable[[Site], Any]:
@@ -49,26 +49,26 @@ function_rule(*(f"aten::upsample_{kind}" for kind in RESIZING))(_spatial_rule(No
 
 @layer_rule(nn.PixelShuffle, nn.PixelUnshuffle)
 @function_rule(*variants("pixel_shuffle", "pixel_unshuffle"))
-def pixel_shuffle(site: Site) -> Labels:
+def pixel_shuffle(site: Site) -> Numbers:
     """Blocks of channels become pixels, or pixels become blocks of channels."""
     x = site.operand()
     site.fix_axes(x, (-1, -2), "is space for")
-    numbers, ratio = x.labels[-3], x.shape[-3] / site.output.shape[-3]
+    numbers, ratio = x.numbers[-3], x.shape[-3] / site.output.shape[-3]
     if numbers is not None and ratio >= 1:
         blocks = numbers.reshape(site.output.shape[-3], -1)
         site.units.tie(blocks[:, :1], blocks)
         numbers = np.ascontiguousarray(blocks[:, 0])
     elif numbers is not None:
         numbers = np.repeat(numbers, round(1 / ratio))
-    return (*x.labels[:-3], numbers, None, None)
+    return (*x.numbers[:-3], numbers, None, None)
 
 
 @layer_rule(nn.Unfold)
 @function_rule(F.unfold)
-def unfold(site: Site) -> Labels:
-    """Every channel becomes as many consecutive features as the kernel has places."""
+def unfold(site: Site) -> Numbers:
+    """Every channel becomes as many consecutive features as the kernel has positions."""
     x = site.operand()
     site.fix_axes(x, (-1, -2), "is space for")
-    numbers = x.labels[-3]
+    numbers = x.numbers[-3]
     spread = None if numbers is None else np.repeat(numbers, site.output.shape[-2] // len(numbers))
-    return (*x.labels[:-3], spread, None)
+    return (*x.numbers[:-3], spread, None)

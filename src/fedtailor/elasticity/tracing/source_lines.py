@@ -1,4 +1,7 @@
-"""Where in the user's code something happens: source lines for messages, and what a line that asks is for."""
+"""Lines of the user's code: which one is running, for messages, and what a line that asks is for.
+
+``recorder.py`` writes the line into every node, and asks whether a question about sizes only guards against errors.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def failing_line(error: BaseException) -> str:
 def asking_line(node: fx.Node) -> str:
     """Where a value is asked for, if that is not where it was made."""
     line = user_line()
-    return "" if line == node.meta.get("place") else f", asked for at {line}"
+    return "" if line == node.meta.get("source_line") else f", asked for at {line}"
 
 
 def is_unpacking() -> bool:

@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Amounts as text: bytes and counts for people."""
 
 from __future__ import annotations
 

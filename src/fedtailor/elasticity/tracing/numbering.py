@@ -1,4 +1,9 @@
-"""The walk over a recorded graph that carries unit numbers beside its values."""
+"""Walks a recorded or exported graph and gives every axis of every value its unit numbers, one rule per node.
+
+The rules come from the tables of ``rules.py``, which ``rulebook/`` fills; what they say about numbers goes to
+``units.py``, and what they say about nodes to ``rules.Findings``. No node is computed here: the shapes that
+``recorder.py`` or ``exported.py`` left behind are enough.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +21,23 @@ from fedtailor.elasticity.tracing.exported import rule_of_operation
 from fedtailor.elasticity.tracing.rules import (
     FUNCTION_RULES,
     LAYER_RULES,
-    Notes,
+    Findings,
     Operand,
     Rule,
     Site,
     plain,
     rule_of_layer,
 )
-from fedtailor.elasticity.tracing.units import Units
+from fedtailor.elasticity.tracing.units import Numbers, Units
 
 
-class Labeller:
+class Numberer:
     """Walks a recorded graph and carries unit numbers beside its values."""
 
-    def __init__(self, root: nn.Module, units: Units, notes: Notes, shared: Mapping[str, str]) -> None:
+    def __init__(self, root: nn.Module, units: Units, findings: Findings, shared: Mapping[str, str]) -> None:
         self.root = root
         self.units = units
-        self.notes = notes
+        self.findings = findings
         self.shared = shared
         self.known: dict[fx.Node, Any] = {}  # values of the example, tensors as operands
 
@@ -45,21 +50,21 @@ class Labeller:
                 self._visit(node)
 
     def is_open(self, node: fx.Node) -> bool:
-        """Whether a number depends on sizes that are not channels: batch, time, space."""
-        return node in self.notes.open
+        """Whether what the code computes depends on sizes that are not channels: batch, time, space."""
+        return node in self.findings.open
 
     def _visit(self, node: fx.Node) -> None:
         value = node.meta["value"]
-        number = not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)) and node.op != "call_module"
-        if number and node.target is not operator.setitem:
+        holds_tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+        if not holds_tensors and node.op != "call_module" and node.target is not operator.setitem:
             self.known[node] = value
-            self._trace_number(node)
+            self._trace_size(node)
             return
         layer, path = self._layer(node)
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: self.known[n])
-        site = Site(node, tuple(args), kwargs, value, self.units, layer, path, self.shared, self.notes)
-        labels = self._rule(site)(site)
-        self.known[node] = self._attach(value, plain(value) if labels is None else labels)
+        site = Site(node, tuple(args), kwargs, value, self.units, layer, path, self.shared, self.findings)
+        numbers = self._rule(site)(site)
+        self.known[node] = self._attach(value, plain(value) if numbers is None else numbers)
 
     def _layer(self, node: fx.Node) -> tuple[Any, str]:
         if node.op == "call_module":
@@ -91,85 +96,89 @@ class Labeller:
         return rule or self._unknown
 
     def _unknown(self, site: Site) -> Any:
-        reaching = [labels for operand in site.operands() for labels in operand.labels if labels is not None]
+        reaching = [
+            numbers for operand in site.operands() for numbers in operand.numbers if numbers is not None
+        ]
         if site.node.op == "call_module":  # its own weights must not be cut either
-            reason = f"belongs to {site.place}, which has no rule"
+            reason = f"belongs to {site.description}, which has no rule"
             for name, value in site.layer.named_parameters():
                 for dim, length in enumerate(value.shape):
                     self.units.fix(site.axis(site.tensor(name), dim, length), reason)
-        self.notes.unknown.append((site, reaching))
-        return self._doubt(site.output, f"comes out of {site.place}, which has no rule")
+        self.findings.unknown.append((site, reaching))
+        return self._doubt(site.output, f"comes out of {site.description}, which has no rule")
 
     def _doubt(self, value: Any, reason: str) -> Any:
-        """Labels of what an operation without a rule returns: whatever meets it cannot shrink because of it."""
+        """New numbers for what an operation without a rule returns: whatever meets it cannot shrink because of it."""
         if isinstance(value, Tensor):
-            labels = tuple(self.units.fresh(size) if size > 1 else None for size in value.shape)
-            self.units.doubtful += [(axis, reason) for axis in labels if axis is not None]
-            return labels
+            numbers = tuple(self.units.fresh(size) if size > 1 else None for size in value.shape)
+            self.units.doubtful += [(axis, reason) for axis in numbers if axis is not None]
+            return numbers
         if isinstance(value, dict):
             return {key: self._doubt(entry, reason) for key, entry in value.items()}
         if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
             return tuple(self._doubt(entry, reason) for entry in value)
         return None
 
-    def _trace_number(self, node: fx.Node) -> None:
-        """Where a number comes from: which axes of channels, and whether other sizes take part."""
+    def _trace_size(self, node: fx.Node) -> None:
+        """Where a size that the code computes comes from: which axes of channels, and whether other sizes take part."""
         axes = self._shape(node)
         if axes is not None:
-            self.notes.shapes[node] = axes
-            self.notes.sources[node] = tuple(labels for labels in axes if labels is not None and len(labels))
-            is_open = any(labels is None for labels in axes)
+            self.findings.shapes[node] = axes
+            self.findings.sources[node] = tuple(
+                numbers for numbers in axes if numbers is not None and len(numbers)
+            )
+            is_open = any(numbers is None for numbers in axes)
         else:
             before = node.all_input_nodes
-            self.notes.sources[node] = tuple(
-                labels for part in before for labels in self.notes.sources.get(part, ())
+            self.findings.sources[node] = tuple(
+                numbers for part in before for numbers in self.findings.sources.get(part, ())
             )
             is_open = any(self.is_open(part) for part in before) or node.target == "numel"
         if is_open:
-            self.notes.open.add(node)
+            self.findings.open.add(node)
 
-    def _shape(self, node: fx.Node) -> tuple[Indices | None, ...] | None:
-        """A shape, or a part of one, as the units along its axes: none for a literal number, None for other sizes."""
+    def _shape(self, node: fx.Node) -> Numbers | None:
+        """A shape, or a part of one, as the numbers along its axes: none for a literal size, None for other sizes."""
         if not node.args or not isinstance(node.args[0], fx.Node):
             return None
         source = node.args[0]
         known = self.known.get(source)
         if isinstance(known, Operand) and (node.target == "size" or node.args[1:] == ("shape",)):
             dim = node.args[1] if node.target == "size" and len(node.args) > 1 else node.kwargs.get("dim")
-            return (known.labels[dim],) if isinstance(dim, int) else known.labels
-        if source not in self.notes.shapes:
+            return (known.numbers[dim],) if isinstance(dim, int) else known.numbers
+        if source not in self.findings.shapes:
             return None
         if node.target is operator.getitem and isinstance(node.args[1], int | slice):
-            chosen = self.notes.shapes[source][node.args[1]]
+            chosen = self.findings.shapes[source][node.args[1]]
             return chosen if isinstance(chosen, tuple) else (chosen,)
         # x.shape[:-1] + (heads, size)
         if node.target is operator.add and isinstance(node.args[1], tuple | list):
-            return (*self.notes.shapes[source], *(self._entry(entry) for entry in node.args[1]))
+            return (*self.findings.shapes[source], *(self._entry(entry) for entry in node.args[1]))
         return None
 
     def _entry(self, entry: Any) -> Indices | None:
         if not isinstance(entry, fx.Node):
             return np.empty(0, dtype=np.int64)
-        axes = self.notes.shapes.get(entry)
+        axes = self.findings.shapes.get(entry)
         return axes[0] if axes is not None and len(axes) == 1 else None
 
-    def _attach(self, value: Any, labels: Any) -> Any:
+    def _attach(self, value: Any, numbers: Any) -> Any:
         """The value with every tensor in it as an operand."""
         if isinstance(value, Tensor):
-            return Operand(value, tuple(self.units.free(axis) for axis in labels))
+            return Operand(value, tuple(self.units.free(axis) for axis in numbers))
         if isinstance(value, dict):
-            return {key: self._attach(entry, labels[key]) for key, entry in value.items()}
-        if isinstance(value, tuple | list) and not isinstance(value, torch.Size) and labels is not None:
-            return tuple(self._attach(entry, held) for entry, held in zip(value, labels, strict=True))
+            return {key: self._attach(entry, numbers[key]) for key, entry in value.items()}
+        if isinstance(value, tuple | list) and not isinstance(value, torch.Size) and numbers is not None:
+            return tuple(self._attach(entry, held) for entry, held in zip(value, numbers, strict=True))
         return value
 
     def _output(self, node: fx.Node) -> None:
         args = fx.node.map_arg(node.args, lambda n: self.known[n])
         for operand in tree_leaves(args):
             if isinstance(operand, Operand):
-                for labels in operand.labels:
-                    self.units.fix(labels, "is an output of the module")
-                    self.units.outputs += [] if labels is None else [labels]
+                for numbers in operand.numbers:
+                    self.units.fix(numbers, "is an output of the module")
+                    self.units.outputs += [] if numbers is None else [numbers]
 
 
 def _attribute(site: Site) -> Any:

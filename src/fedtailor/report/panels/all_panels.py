@@ -1,0 +1,25 @@
+"""The report as a list of panels, those of methods among them."""
+
+from __future__ import annotations
+
+from fedtailor.charts.grouping import Runs
+from fedtailor.charts.panel import Panel, panels_of
+from fedtailor.report.panels.answer import answer
+from fedtailor.report.panels.background import covered, data, provenance
+from fedtailor.report.panels.costs import pareto
+from fedtailor.report.panels.scores import fairness, progress, widths
+
+
+def all_panels(runs: Runs, per_cent: float | None = None) -> list[Panel]:
+    """The report, from the answer to the details."""
+    evaluated = [run for run in runs if any(record.tiers for record in run.records)]
+    panels: list[Panel] = []
+    if evaluated:
+        panels += [answer(evaluated, per_cent), progress(evaluated), widths(evaluated)]
+        panels += [pareto(evaluated, per_cent), fairness(evaluated)]
+    panels += [covered(runs), data(runs)]
+    for method in dict.fromkeys(run.method for run in runs):
+        own = [make([run for run in runs if run.method == method]) for make in panels_of(method)]
+        panels += [each for each in own if each is not None]
+    panels.append(provenance(runs))
+    return [each for each in panels if each.charts or each.tables or each.text]

@@ -1,0 +1,113 @@
+"""What stands behind the scores: which weights were trained, who holds which data, what was run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedtailor.charts.coverage import coverage, map_cells, never_trained
+from fedtailor.charts.grouping import Runs, by_setting, round_to, setting_filter
+from fedtailor.charts.panel import Chart, Panel, Row, axis, bars, heat
+from fedtailor.report.folders import flat
+
+
+def covered(runs: Runs) -> Panel:
+    """Which weights were trained by how many clients."""
+    shares: list[Row] = []
+    cells: list[Row] = []
+    for setting, methods in by_setting(runs).items():
+        for variant, each in methods.items():
+            counts = coverage(each[0])  # one seed: the map is about the method, not about chance
+            at = {"method": variant, **({"setting": setting} if setting else {}), "seed": each[0].seed}
+            shares += [
+                {**at, "layer": name, "never": round_to(s)} for name, s in never_trained(counts).items()
+            ]
+            cells += [{**at, **cell} for cell in map_cells(counts)]
+    if not cells:
+        return Panel("coverage", "Which weights were trained")
+    clients = axis("clients", "clients", scale={"scheme": "viridis", "reverse": True})
+    inputs = axis("inputs", "inputs", "ordinal", sort={"field": "input"})
+    outputs = axis("outputs", "outputs", "ordinal", sort={"field": "output"})
+    charts = [
+        Chart(
+            "coverage", "Coverage map",
+            "How many clients, over all rounds, trained the weights in each cell (mean of the cell). One seed.",
+            cells, {"map": heat(inputs, outputs, clients)}, ("method", "layer", *setting_filter(runs)),
+        )
+    ]  # fmt: skip
+    text = "Every weight of every layer was trained at least once, by every method."
+    if any(share["never"] for share in shares):
+        text = "Some weights were never trained: they keep their starting values."
+        layer = axis("layer", "layer", "nominal", sort=None)
+        never = bars(layer, axis("never", "never trained (%)", scale={"domain": [0, 100]}))
+        told = "Per layer, the share of its (output, input) pairs that no client of any round held. One seed."
+        title = "Weights that nobody ever trained"
+        charts.insert(0, Chart("never-trained", title, told, shares, {"share": never}, setting_filter(runs)))
+    return Panel("coverage", "Which weights were trained", text, charts)
+
+
+def data(runs: Runs) -> Panel:
+    """Who holds which classes."""
+    rows: list[Row] = []
+    words: list[str] = []
+    for setting, methods in by_setting(runs).items():
+        found = next(iter(methods.values()))[0].setup.get("data", {})
+        if "skew" in found:
+            words.append(
+                f"{setting + ': ' if setting else ''}{found['clients']} clients, {found['train_examples']} training "
+                f"examples, label skew {found['skew']:.2f} (0: all alike, 1: nothing shared)."
+            )
+        for client in found.get("rows", ()):
+            for label, count in enumerate(client["label_counts"]):
+                at: Row = {"setting": setting} if setting else {}
+                rows.append({**at, "client": client["client"], "class": label, "examples": count})
+    if not rows:
+        return Panel("data", "Who holds which data")
+    value = axis("examples", "examples", scale={"scheme": "viridis", "reverse": True})
+    spec = heat(axis("client", "client", "ordinal"), axis("class", "class", "ordinal"), value)
+    text = "Examples of each class that each client trains on, in the first seed; all methods share it."
+    chart = Chart(
+        "data", "Examples per client and class", text, rows, {"classes": spec}, setting_filter(runs)
+    )
+    return Panel("data", "Who holds which data", "\n".join(words), [chart])
+
+
+def provenance(runs: Runs) -> Panel:
+    """What was run, where, with which versions."""
+    rows: list[Row] = []
+    machines: dict[str, Row] = {}
+    for run in runs:
+        rows.append(
+            {
+                "method": run.variant, **({"setting": run.setting} if run.setting else {}), "seed": run.seed,
+                "state": run.state, "rounds": run.records[-1].round, "folder": run.folder,
+            }
+        )  # fmt: skip
+        flat = {key: value for key, value in run.environment.items() if not isinstance(value, Mapping)}
+        flat |= {f"{name}": v for name, v in dict(run.environment.get("packages", {})).items()}
+        machines[str(sorted(flat.items()))] = {key: str(value) for key, value in flat.items()}
+    environment = [
+        {"what": key, "value": value} for machine in machines.values() for key, value in machine.items()
+    ]
+    shared, own = _settings(runs)
+    tables = [("Runs", rows), ("Settings that all runs share", shared)]
+    tables += [("Settings in which runs differ", own)] if own else []
+    return Panel("provenance", "What was run", tables=[*tables, ("Versions and machine", environment)])
+
+
+def _settings(runs: Runs) -> tuple[list[Row], list[Row]]:
+    each = [flat(run.config) for run in runs]
+    keys = [
+        key
+        for key in dict.fromkeys(key for settings in each for key in settings)
+        if key not in ("name", "seed")
+    ]
+    shared = [key for key in keys if len({settings.get(key) for settings in each}) == 1]
+    own: list[Row] = []
+    for variant in dict.fromkeys(run.variant for run in runs):
+        settings = each[next(place for place, run in enumerate(runs) if run.variant == variant)]
+        own += [
+            {"method": variant, "setting": key, "value": settings[key]}
+            for key in keys
+            if key not in shared and key in settings
+        ]
+    return [{"setting": key, "value": each[0][key]} for key in shared], own

@@ -1,0 +1,168 @@
+"""How good runs are: against what they spent, by size of device, and who is left behind."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from fedtailor.charts.grouping import (
+    Runs,
+    by_setting,
+    named,
+    networks,
+    percent,
+    round_to,
+    setting_filter,
+)
+from fedtailor.charts.panel import Chart, Panel, Row, axis, lines, lines_and_points, points
+from fedtailor.record import Spent, Tiers, headline
+from fedtailor.report.targets import last_evaluation, mean_over_tiers, spent_until
+
+ALL = "all"  # the mean over device classes
+AXES = {
+    "rounds": axis("rounds", "rounds", axis={"tickMinStep": 1}),
+    "megabytes sent": axis("megabytes", "megabytes sent, down and up"),
+    "FLOPs": axis("gigaflops", "gigaFLOPs of all clients"),
+}
+
+
+def progress(runs: Runs) -> Panel:
+    """Accuracy against what was spent."""
+    metric = _metric(runs)
+    rows: list[Row] = []
+    for setting, methods in by_setting(runs).items():
+        for variant, each in methods.items():
+            rows += _curve(setting, variant, each, metric)
+    score = axis("score", named(metric), scale={"zero": False})
+    views = {name: lines(x, score, low="low", high="high") for name, x in AXES.items()}
+    text = (
+        "Mean over seeds; the band goes from the worst to the best seed. 'all' is the mean over device classes. "
+        "Costs are those of all clients together, for training and for measuring."
+    )
+    chart = Chart(
+        "progress", f"{metric} against what was spent", text, rows, views, ("tier", *setting_filter(runs))
+    )
+    return Panel("progress", "How it was reached", charts=[chart])
+
+
+def _metric(runs: Runs) -> str:
+    """All runs of a report are judged by one metric."""
+    return headline(last_evaluation(runs[0].records))
+
+
+def _curve(setting: str, variant: str, runs: Runs, metric: str) -> list[Row]:
+    """One row per evaluated round and tier, joined over seeds."""
+    factor = percent(metric)
+    seen: dict[int, list[tuple[Spent, Tiers]]] = {}
+    for run in runs:
+        for record, spent in zip(run.records, spent_until(run.records), strict=True):
+            if record.tiers:
+                seen.setdefault(record.round, []).append((spent, record.tiers))
+    rows: list[Row] = []
+    for round, each in sorted(seen.items()):
+        for tier in (ALL, *each[0][1]):
+            scores = [
+                factor * (mean_over_tiers(tiers, metric) if tier == ALL else tiers[tier][metric])
+                for _, tiers in each
+            ]
+            rows.append(
+                {
+                    "method": variant,
+                    **({"setting": setting} if setting else {}),
+                    "tier": tier,
+                    "rounds": round,
+                    "megabytes": round_to(statistics.mean(spent.bytes for spent, _ in each) / 1e6),
+                    "gigaflops": round_to(2 * statistics.mean(spent.macs for spent, _ in each) / 1e9),
+                    "score": round_to(statistics.mean(scores)),
+                    "low": round_to(min(scores)),
+                    "high": round_to(max(scores)),
+                    "seeds": len(each),
+                }
+            )
+    return rows
+
+
+def _ends(runs: Runs, metric: str) -> list[Row]:
+    """The last evaluation of every run and tier."""
+    rows: list[Row] = []
+    for run in runs:
+        tiers = {tier["name"]: tier for tier in run.setup.get("tiers", ())}
+        for tier, scores in last_evaluation(run.records).items():
+            known = {**tiers.get(tier, {}), **networks(run).get(tier, {})}
+            rows.append(
+                {
+                    "method": run.variant,
+                    **({"setting": run.setting} if run.setting else {}),
+                    "tier": tier,
+                    "width": known.get("width"),
+                    "parameters": known.get("params"),
+                    "seed": run.seed,
+                    "score": round_to(percent(metric) * scores[metric]),
+                }
+            )
+    return rows
+
+
+def widths(runs: Runs) -> Panel:
+    """How good the sub-model of each size is."""
+    metric = _metric(runs)
+    rows = _ends(runs, metric)
+    score = axis("score", named(metric), scale={"zero": False})
+    mean = {**score, "aggregate": "mean"}
+    views: dict[str, Any] = {}
+    by_tier = axis("tier", "device class", "ordinal", sort=None)
+    wide = axis("width", "width that the device can afford")
+    choices = {"device class": by_tier}
+    if all(row["width"] is not None for row in rows):
+        choices = {"width": wide, **choices}
+    if all(row["parameters"] for row in rows):
+        choices["parameters"] = axis(
+            "parameters", "parameters of the network that it runs", scale={"type": "log"}
+        )
+    for name, x in choices.items():
+        views[name] = lines_and_points(x, mean, score)
+    text = (
+        "Lines are means over seeds, points single seeds, at the last evaluation. Some methods have one network for "
+        "all: choose parameters to see what a device would have to run."
+    )
+    chart = Chart("width", f"{metric} against size", text, rows, views, setting_filter(runs))
+    return Panel("width", "What each size of device gets", charts=[chart])
+
+
+def fairness(runs: Runs) -> Panel:
+    """Who is left behind."""
+    metric = _metric(runs)
+    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for end in _ends(runs, metric):
+        key = end["method"], end.get("setting", "")
+        groups.setdefault(key, {}).setdefault(end["tier"], []).append(end["score"])
+    rows: list[Row] = []
+    for (variant, setting), tiers in groups.items():
+        means = {tier: statistics.mean(scores) for tier, scores in tiers.items()}
+        worst, best = min(means.values()), max(means.values())
+        for tier, mean in means.items():
+            row: Row = {"method": variant, **({"setting": setting} if setting else {})}
+            row |= {
+                "tier": tier,
+                "score": round_to(mean),
+                "worst": round_to(worst),
+                "best": round_to(best),
+            }
+            rows.append({**row, "gap": round_to(best - worst)})
+    by_method = axis("method", "method", "nominal", axis={"labelAngle": 0, "labelLimit": 110})
+    score = axis("score", named(metric), scale={"zero": False})
+    reach = {"x": by_method, "y": {**score, "field": "worst"}, "y2": {"field": "best"}}
+    dots = points(by_method, score, "tier")
+    dots["encoding"] |= {
+        "color": axis("tier", "device class", "ordinal", sort=None, scale={"scheme": "viridis"})
+    }
+    dots["encoding"]["shape"] = axis("tier", "device class", "nominal", sort=None)
+    views = {
+        "device classes": {
+            "layer": [{"mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.4}, "encoding": reach}, dots],
+            "height": 320,
+        }
+    }
+    text = "One mark per device class, mean over seeds; the line goes from the worst served to the best served class."
+    chart = Chart("fairness", f"{metric} of every device class", text, rows, views, setting_filter(runs))
+    return Panel("fairness", "Who is left behind", charts=[chart])
