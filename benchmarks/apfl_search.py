@@ -21,7 +21,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.settings import KEEP_MEMORY
-from fedtailor.messages import Client, Reply, Task
+from fedtailor.messages import Client, Lease, Task
 from fedtailor.methods.apfl.channel_search import LocalScore
 from fedtailor.methods.apfl.fedcs import FedCS
 from fedtailor.models import build_model
@@ -47,7 +47,7 @@ def main() -> None:
     method = FedCS(warmup=0, shrink=SHRINK, search_examples=EXAMPLES)
     patch = model.cut(method.init(model).weights, Cut.everything(), set(model.parameters))
     client = Client(0, "half", Budget(width=0.5), EXAMPLES)
-    task = Task(client, 0, patch, Reply(frozenset(), patch.cut), Seeds(0), "search")
+    task = Task(client, 0, patch, Lease(frozenset(), patch.cut), Seeds(0), "search")
     wall, processor = time.monotonic(), time.process_time()
     update = method.perform(task, data, model)
     seconds = time.process_time() - processor

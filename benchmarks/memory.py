@@ -126,13 +126,13 @@ def task_for(model: Any, cut: Any) -> Any:
     """What a client is sent: the piece, copied out of the module's weights."""
     from fedtailor.elasticity.costing.budget import Budget
     from fedtailor.elasticity.tracing.copies import named_tensors
-    from fedtailor.messages import Client, Reply, Task
+    from fedtailor.messages import Client, Lease, Task
     from fedtailor.seeds import Seeds
 
     weights = {name: value.detach() for name, value in named_tensors(model.module).items()}
     patch = model.cut(weights, cut)
-    reply = Reply(frozenset(patch.values), cut)
-    return Task(Client(0, "device", Budget(width=1), STEPS * BATCH_SIZE), 0, patch, reply, Seeds(0))
+    lease = Lease(frozenset(patch.values), cut)
+    return Task(Client(0, "device", Budget(width=1), STEPS * BATCH_SIZE), 0, patch, lease, Seeds(0))
 
 
 def resident(field: str) -> int:

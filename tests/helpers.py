@@ -22,7 +22,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.fleet import Fleet, fleet_by_name
-from fedtailor.messages import Client, Refused, Reply, ServerState, Task, Update
+from fedtailor.messages import Client, Lease, Refused, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
@@ -145,7 +145,7 @@ def task_for(
     """A training task on every tensor of the model at a cut."""
     patch = model.cut(model.weights(), cut or Cut.everything())
     return Task(
-        client(number, examples=examples), 0, patch, Reply(frozenset(patch.values), patch.cut), Seeds(seed)
+        client(number, examples=examples), 0, patch, Lease(frozenset(patch.values), patch.cut), Seeds(seed)
     )
 
 

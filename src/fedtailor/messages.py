@@ -30,8 +30,8 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """The lease: what the answer to a task must look like. Anything else is refused before it reaches arithmetic."""
+class Lease:
+    """What the answer to a task must look like. Anything else is refused before it reaches arithmetic."""
 
     names: frozenset[str]  # the tensors that come back
     cut: Cut  # their address
@@ -45,7 +45,7 @@ class Task:
     client: Client
     round: int
     patch: Patch
-    reply: Reply
+    lease: Lease
     seeds: Seeds
     action: Action = "train"
     memory: dict[str, Tensor] = field(default_factory=dict)  # what the client kept for itself

@@ -34,7 +34,7 @@ from fedtailor.elasticity.running.norm import NormPolicy, Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require, unknown
 from fedtailor.merging import WEIGHTINGS, holder_mean
-from fedtailor.messages import Client, Deployed, Metrics, Reply, ServerState, Task, Update
+from fedtailor.messages import Client, Deployed, Lease, Metrics, ServerState, Task, Update
 from fedtailor.seeds import Seeds
 
 
@@ -96,7 +96,7 @@ class Method:
         cut = self.select(state, client, model, seeds)
         patch = model.cut(state.weights, cut, self.policy.travelling(model))
         patch = self.policy.with_statistics(model, patch, state.weights, [cut])
-        return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
+        return Task(client, state.round, patch, Lease(frozenset(patch.values), cut), seeds)
 
     def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Do what the task asks for."""
@@ -108,9 +108,9 @@ class Method:
         return self.train(self.prepare(task, data, model), data, model)
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
-        """Train what was prepared, and send back the part of it that the reply names."""
+        """Train what was prepared, and send back the part of it that the lease names."""
         patch, metrics = sgd.train(self, task, data, model)
-        return self.answer(task, model.part(patch, task.reply.cut), len(data), metrics)
+        return self.answer(task, model.part(patch, task.lease.cut), len(data), metrics)
 
     def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Measure the norm statistics of a piece on the client's data."""
@@ -120,7 +120,7 @@ class Method:
     def evaluate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Loss and metrics of a piece on the client's data."""
         metrics = evaluate_patches(model, [task.patch], data)
-        return self.answer(task, Patch({}, task.reply.cut), task.client.num_examples, metrics)
+        return self.answer(task, Patch({}, task.lease.cut), task.client.num_examples, metrics)
 
     def answer(self, task: Task, patch: Patch, weight: float, metrics: Metrics | None = None) -> Update:
         """The update that answers a task."""

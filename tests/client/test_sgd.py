@@ -17,7 +17,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Reply, Task
+from fedtailor.messages import Lease, Task
 from fedtailor.method import Method
 from fedtailor.seeds import Seeds
 from helpers import (
@@ -140,7 +140,7 @@ def test_frozen_parameters_stay():
 def test_only_what_the_lease_names_comes_back():
     model = cnn_model()
     task = task_for(model)
-    task = replace(task, reply=Reply(frozenset({"0.weight"}), task.patch.cut))
+    task = replace(task, lease=Lease(frozenset({"0.weight"}), task.patch.cut))
     patch, _ = sgd.train(Method(), task, images(8), model)
     assert set(patch.values) == {"0.weight"}
 

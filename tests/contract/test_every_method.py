@@ -198,8 +198,8 @@ def test_only_coordinates_that_a_client_sent_change(name):
 def test_clients_send_no_more_than_they_were_leased(name):
     for task, answer in reference(name)[1]:
         assert isinstance(answer, Update)
-        assert set(answer.patch.values) == set(task.reply.names)
-        assert task.reply.cut.holds(answer.patch.cut)
+        assert set(answer.patch.values) == set(task.lease.names)
+        assert task.lease.cut.holds(answer.patch.cut)
         for tensor, value in answer.patch.values.items():
             assert not value.requires_grad
             leased = task.patch.values.get(tensor)

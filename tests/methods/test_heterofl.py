@@ -357,13 +357,13 @@ def test_a_model_with_two_outputs_needs_both_label_settings_off():
     model = elastic(TwoHeads(), vectors(2).take(torch.arange(2)))
     with pytest.raises(FedtailorError, match="need one output axis of classes, this model has 2"):
         task_of(HeteroFL(), model)
-    assert task_of(HeteroFL(**PLAIN), model).reply.partial == frozenset()
+    assert task_of(HeteroFL(**PLAIN), model).lease.partial == frozenset()
 
 
 def test_the_lease_allows_missing_rows_only_where_label_rows_are_on():
     model = mlp_model()
-    assert task_of(HeteroFL(), model).reply.partial == {model.groups.outputs[0]}
-    assert task_of(HeteroFL(label_rows=False), model).reply.partial == frozenset()
+    assert task_of(HeteroFL(), model).lease.partial == {model.groups.outputs[0]}
+    assert task_of(HeteroFL(label_rows=False), model).lease.partial == frozenset()
 
 
 # Normalisation

@@ -11,7 +11,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.messages import Refused, Reply, Update
+from fedtailor.messages import Lease, Refused, Update
 from fedtailor.methods.registry import get_method
 from fedtailor.server.checking import check_answers, check_update
 from helpers import (
@@ -197,7 +197,7 @@ def test_coordinates_outside_the_lease_are_refused(cut):
     assert reason(replace(update, patch=Patch(values, cut))) == "out-of-lease"
 
 
-LENIENT = replace(TASK, reply=replace(TASK.reply, partial=frozenset({LABELS})))
+LENIENT = replace(TASK, lease=replace(TASK.lease, partial=frozenset({LABELS})))
 
 
 @pytest.mark.parametrize("rows", [[0], [1, 3], [0, 1, 2], [0, 1, 2, 3]])
@@ -229,7 +229,7 @@ def test_lenience_about_labels_is_not_lenience_about_channels():
 
 def test_tagged_tensors_are_checked_against_their_plain_ones():
     name = f"{NORM1}.running_var"
-    task = replace(TASK, reply=Reply(frozenset({f"{name}@1/2"}), HALF), action="calibrate")
+    task = replace(TASK, lease=Lease(frozenset({f"{name}@1/2"}), HALF), action="calibrate")
 
     def answer(value: torch.Tensor) -> Update:
         return good(patch=Patch({f"{name}@1/2": value}, HALF))

@@ -26,7 +26,7 @@ from fedtailor.engines.workers.messages import (
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
-from fedtailor.messages import Client, Reply, Task, Update
+from fedtailor.messages import Client, Lease, Task, Update
 from fedtailor.methods.ofa_fl.ofa_fl import OFAFL
 from fedtailor.methods.ofa_fl.pruning import prunable
 from fedtailor.seeds import Seeds
@@ -34,7 +34,13 @@ from fedtailor.server.checking import check_update
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from fedtailor.storage.patch_frames import Lease, decode_levels, decode_patch, encode_levels, encode_patch
+from fedtailor.storage.patch_frames import (
+    LeasedFrame,
+    decode_levels,
+    decode_patch,
+    encode_levels,
+    encode_patch,
+)
 from fedtailor.storage.wire import DecodeError, decode, encode
 from helpers import bits, cnn_model, differing, image_data, setup_of
 
@@ -63,7 +69,7 @@ def masked_task(density=0.3) -> Task:
 
 TASK = masked_task()
 LEVELS = TASK.patch.cut.mask.levels
-LEASE = Lease(TASK.reply, MODEL)
+LEASE = LeasedFrame(TASK.lease, MODEL)
 
 
 def test_bytes_on_the_wire_are_survivors_and_rest_and_header():
@@ -138,7 +144,7 @@ def test_tasks_answers_and_evaluations_travel_to_workers(density, fresh):
     task = masked_task(density)
     task = task if fresh else replace(task, levels=None)
     there = task_of(through(task_value(task)), through(dict(task.patch.values)))
-    assert there.patch.cut == task.patch.cut == there.reply.cut
+    assert there.patch.cut == task.patch.cut == there.lease.cut
     assert there.patch.cut.mask == task.patch.cut.mask
     assert (there.levels is None) == (task.levels is None)
     assert there.nbytes == task.nbytes
@@ -187,8 +193,8 @@ def test_interrupted_around_every_event_and_with_workers_the_bits_are_the_same()
     assert joined(encode_checkpoint(at)) == joined(encode_checkpoint(whole))
 
 
-def test_a_reply_without_a_mask_does_not_take_a_masked_update():
-    task = replace(TASK, reply=Reply(TASK.reply.names, Cut.everything()))
+def test_a_lease_without_a_mask_does_not_take_a_masked_update():
+    task = replace(TASK, lease=Lease(TASK.lease.names, Cut.everything()))
     refused = check_update(task, Update(4, TASK.round, TASK.round, TASK.patch, 10), MODEL)
     assert refused is not None
     assert refused.reason == "out-of-lease"

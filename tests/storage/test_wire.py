@@ -24,8 +24,8 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Reply
-from fedtailor.storage.patch_frames import Lease, decode_patch, encode_patch
+from fedtailor.messages import Lease
+from fedtailor.storage.patch_frames import LeasedFrame, decode_patch, encode_patch
 from fedtailor.storage.wire import MAGIC, MAX_DEPTH, TYPES, Buffer, DecodeError, decode, encode, settled
 from helpers import bits, cnn_model
 
@@ -190,32 +190,32 @@ def test_settled_tensors_have_no_history_and_the_usual_layout():
 # Patches
 
 
-def patch_at(width: Fraction, units: list[int] | None = None) -> tuple[Patch, Lease]:
+def patch_at(width: Fraction, units: list[int] | None = None) -> tuple[Patch, LeasedFrame]:
     """A patch of a width, of which only some rows of the output are credited, and its lease."""
     cut = prefix(MODEL.groups, width)
     patch = MODEL.cut(MODEL.weights(), cut)
     partial = frozenset() if units is None else frozenset({OUTPUT})
-    lease = Lease(Reply(frozenset(patch.values), cut, partial), MODEL)
+    leased = LeasedFrame(Lease(frozenset(patch.values), cut, partial), MODEL)
     if units is not None:
         credited = Cut.of(MODEL.groups, {**cut.channels, OUTPUT: units}, cut.tag, cut.width)
         patch = MODEL.narrow(patch, credited)
-    return patch, lease
+    return patch, leased
 
 
 @pytest.mark.parametrize("width", [Fraction(1, 4), Fraction(1, 2), Fraction(1)])
 @pytest.mark.parametrize("units", [None, [0], [2], [1, 3], [0, 1], [0, 1, 2, 3]])
 def test_a_patch_comes_back_and_its_length_is_known_in_advance(width, units):
-    patch, lease = patch_at(width, units)
+    patch, leased = patch_at(width, units)
     data = joined(encode_patch(patch))
-    again = decode_patch(data, lease)
+    again = decode_patch(data, leased)
     assert again.cut == patch.cut
     assert again.cut.tag == patch.cut.tag
     assert {name: bits(value) for name, value in again.values.items()} == {
         name: bits(value) for name, value in patch.values.items()
     }
-    assert len(data) <= lease.limit
+    assert len(data) <= leased.limit
     if units is None:
-        assert len(data) == lease.limit
+        assert len(data) == leased.limit
     assert joined(encode_patch(again)) == data
 
 
@@ -225,14 +225,14 @@ def test_a_lease_knows_the_shapes_of_tensors_that_no_cut_sizes():
         {"8.weight@basis": torch.ones(2, 3), "8.weight@1/2": MODEL.weights()["8.weight"][:, :4]}, cut
     )
     shapes = {name: tuple(value.shape) for name, value in patch.values.items()}
-    lease = Lease(Reply(frozenset(shapes), cut), MODEL, shapes)
-    again = decode_patch(joined(encode_patch(patch)), lease)
+    leased = LeasedFrame(Lease(frozenset(shapes), cut), MODEL, shapes)
+    again = decode_patch(joined(encode_patch(patch)), leased)
     assert {name: bits(value) for name, value in again.values.items()} == {
         name: bits(value) for name, value in patch.values.items()
     }
     other = Patch({**patch.values, "8.weight@basis": torch.ones(3, 2)}, cut)
     with pytest.raises(DecodeError):
-        decode_patch(joined(encode_patch(other)), lease)
+        decode_patch(joined(encode_patch(other)), leased)
 
 
 def test_the_order_of_the_tensors_in_a_patch_does_not_matter():
@@ -257,23 +257,23 @@ def test_the_order_of_the_tensors_in_a_patch_does_not_matter():
 )
 @pytest.mark.parametrize("units", [None, [1, 3]])
 def test_a_patch_that_was_not_leased_is_refused(change, units):
-    _, lease = patch_at(Fraction(1, 2), units)
+    _, leased = patch_at(Fraction(1, 2), units)
     whole, _ = patch_at(Fraction(1, 2))
     with pytest.raises(DecodeError):
-        decode_patch(joined(encode_patch(change(whole))), lease)
+        decode_patch(joined(encode_patch(change(whole))), leased)
 
 
 @pytest.mark.parametrize(
     "units", [[], [1, 1], [3, 1], [4], [-1], [0, 1, 2, 3, 4], ["1"], [True], [1.0], 0, 5, -1, None]
 )
 def test_units_that_do_not_exist_are_refused(units):
-    patch, lease = patch_at(Fraction(1, 2), [1, 3])
+    patch, leased = patch_at(Fraction(1, 2), [1, 3])
     head, *body = encode_patch(patch)
     header = json.loads(bytes(head)[len(MAGIC) + 4 :])
     channels = header["value"]["dict"][0][1]["dict"][0][1]["dict"]
     next(pair for pair in channels if pair[0] == OUTPUT)[1] = units
     with pytest.raises(DecodeError):
-        decode_patch(frame(header, joined(body)), lease)
+        decode_patch(frame(header, joined(body)), leased)
 
 
 def test_a_boolean_is_0_or_1():

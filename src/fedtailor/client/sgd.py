@@ -164,7 +164,7 @@ class LocalSteps:
 
     def trained(self) -> Patch:
         """What goes back to the server."""
-        names = self.task.reply.names
+        names = self.task.lease.names
         return Patch(
             {n: value.detach().contiguous() for n, value in self.held.items() if n in names}, self.cut
         )

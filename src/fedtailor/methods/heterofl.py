@@ -48,7 +48,7 @@ class HeteroFL(Method):
         task = super().assign(state, client, model, seeds)
         if not self.label_rows:
             return task
-        return replace(task, reply=replace(task.reply, partial=frozenset({_label_group(model.groups)})))
+        return replace(task, lease=replace(task.lease, partial=frozenset({_label_group(model.groups)})))
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """The client finds out which labels it owns; of the classifier it sends back their rows alone."""
@@ -60,9 +60,9 @@ class HeteroFL(Method):
         if not self.label_rows:
             return task
         rows: Sequence[int] = present.nonzero().flatten().tolist()
-        leased, classes = task.reply.cut, _label_group(model.groups)
+        leased, classes = task.lease.cut, _label_group(model.groups)
         credited = Cut.of(model.groups, {**leased.channels, classes: rows}, leased.tag, leased.width)
-        return replace(task, reply=replace(task.reply, cut=credited))
+        return replace(task, lease=replace(task.lease, cut=credited))
 
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel

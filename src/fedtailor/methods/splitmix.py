@@ -25,7 +25,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.scaling import scaler
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Client, Deployed, Reply, ServerState, Task, Update
+from fedtailor.messages import Client, Deployed, Lease, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
@@ -100,7 +100,7 @@ class SplitMix(Method):
             for base in bases
             for tag in (tagged(name, f"{BASE}{base}") for name in sorted(names))
         }
-        return Task(client, state.round, Patch(values, cut), Reply(frozenset(values), cut), seeds)
+        return Task(client, state.round, Patch(values, cut), Lease(frozenset(values), cut), seeds)
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Bases share no parameter, so training one after the other on the same batches is training them together."""
@@ -111,7 +111,7 @@ class SplitMix(Method):
             alone = replace(
                 task,
                 patch=Patch(weights, task.patch.cut),
-                reply=replace(task.reply, names=frozenset(weights)),
+                lease=replace(task.lease, names=frozenset(weights)),
             )
             patch, metrics = sgd.train(self, alone, data, model)
             values.update(named(patch.values, base))

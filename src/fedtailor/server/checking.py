@@ -62,8 +62,8 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
         return "wrong-round", f"answers round {update.round}, from weights of round {update.base_round}"
     if not _counts(update.weight, task.client.num_examples):
         return "bad-weight", f"weight {update.weight!r} for {task.client.num_examples} examples"
-    if set(update.patch.values) != set(task.reply.names):
-        odd = sorted(set(update.patch.values) ^ set(task.reply.names))
+    if set(update.patch.values) != set(task.lease.names):
+        odd = sorted(set(update.patch.values) ^ set(task.lease.names))
         return "wrong-names", f"missing or unasked: {', '.join(odd[:3])}"
     if not _allowed(task, update.patch.cut, model):
         return "out-of-lease", "coordinates that were not leased"
@@ -91,9 +91,9 @@ def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
         real = Cut.of(model.groups, cut.channels).key == cut.key  # known groups, sorted units that exist
     except FedtailorError:
         return False
-    partial = task.reply.partial
+    partial = task.lease.partial
     same = {group: units for group, units in cut.channels.items() if group not in partial}
-    leased = task.reply.cut
+    leased = task.lease.cut
     same_parts = cut.sparse == leased.sparse and cut.absent == leased.absent
     return real and same == dict(leased.channels) and same_parts and leased.holds(cut)
 

@@ -21,7 +21,7 @@ from fedtailor.elasticity.running import norm
 from fedtailor.engines.engine import Engine, Measuring
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
-from fedtailor.messages import Client, Refused, Reply, ServerState, Task, Update
+from fedtailor.messages import Client, Lease, Refused, ServerState, Task, Update
 from fedtailor.record import Spent
 from fedtailor.server.faults import Timely
 from fedtailor.server.inquiry import Inquiry
@@ -93,9 +93,9 @@ def _statistics(inquiry: Inquiry, state: ServerState, cut: Cut, clients: Sequenc
     """Ask clients for the statistics of one width on their data; they are sent the same patch, which they only read."""
     setup, model = inquiry.setup, inquiry.setup.model
     patch = model.cut(state.weights, cut, setup.method.policy.travelling(model))
-    reply = Reply(norm.tagged_statistics(model, cut), cut)
+    lease = Lease(norm.tagged_statistics(model, cut), cut)
     return inquiry.ask(
-        [Task(client, state.round, patch, reply, setup.seeds, action="calibrate") for client in clients]
+        [Task(client, state.round, patch, lease, setup.seeds, action="calibrate") for client in clients]
     )
 
 
@@ -181,7 +181,7 @@ def _asked(
     return inquiry.ask(
         [
             Task(
-                client, state.round, patch, Reply(frozenset(), cuts[client.id]), setup.seeds, action,
+                client, state.round, patch, Lease(frozenset(), cuts[client.id]), setup.seeds, action,
                 memory=memories[client.id], memory_round=state.round - 1,
             )
             for client in clients

@@ -60,7 +60,7 @@ def networks_run(task: Task, update: Update, model: ElasticModel) -> list[Cut]:
     An evaluation runs both. A calibration runs the whole network; the own one too, unless the client had statistics
     for it and they are, bit for bit, those that it still has afterwards.
     """
-    whole, own = task.patch.cut, task.reply.cut
+    whole, own = task.patch.cut, task.lease.cut
     if task.action == "evaluate":
         return [whole, own]
     names = norm.tagged_statistics(model, own)

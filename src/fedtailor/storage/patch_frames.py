@@ -21,7 +21,7 @@ from fedtailor.elasticity.cutting.names import plain
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Reply
+from fedtailor.messages import Lease
 from fedtailor.storage.wire import (
     Buffer,
     DecodeError,
@@ -37,21 +37,21 @@ from fedtailor.storage.wire import (
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeasedFrame:
     """What the answer to a task must look like, down to the byte. Worth keeping for tasks of the same cut."""
 
-    reply: Reply
+    lease: Lease
     model: ElasticModel
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors that no cut sizes
 
     @cached_property
     def full(self) -> tuple[bytes, dict[str, Slot]]:
         """Head and tensors of the answer that holds everything that was leased."""
-        return self.frame_at(self.reply.cut)
+        return self.frame_at(self.lease.cut)
 
     def frame_at(self, cut: Cut) -> tuple[bytes, dict[str, Slot]]:
         """Head and tensors of an answer at a cut inside the leased one."""
-        slots = {name: self._slot(name, cut) for name in sorted(self.reply.names)}
+        slots = {name: self._slot(name, cut) for name in sorted(self.lease.names)}
         return _patch_head(slots, cut), slots
 
     def _slot(self, name: str, cut: Cut) -> Slot:
@@ -71,7 +71,7 @@ class Lease:
         widths = self.model.groups.counts
         return sum(
             16 + 7 * len(group) + (len(str(widths[group])) + 1) * widths[group]
-            for group in self.reply.partial
+            for group in self.lease.partial
         )
 
 
@@ -82,37 +82,37 @@ def encode_patch(patch: Patch) -> list[Buffer]:
     return [_patch_head(slots, patch.cut), *map(raw, values.values())]
 
 
-def decode_patch(data: Buffer, lease: Lease) -> Patch:
+def decode_patch(data: Buffer, leased: LeasedFrame) -> Patch:
     """The patch of a frame that is exactly what the lease allows; sizes are known before anything is allocated."""
     view = memoryview(data).cast("B")
-    if len(view) > lease.limit:
-        raise DecodeError(f"{len(view)} bytes instead of at most {lease.limit}")
-    cut, (head, slots) = lease.reply.cut, lease.full
-    if lease.reply.partial:
-        cut = _stated_cut(view, lease)
-        head, slots = lease.frame_at(cut)
+    if len(view) > leased.limit:
+        raise DecodeError(f"{len(view)} bytes instead of at most {leased.limit}")
+    cut, (head, slots) = leased.lease.cut, leased.full
+    if leased.lease.partial:
+        cut = _stated_cut(view, leased)
+        head, slots = leased.frame_at(cut)
     if view[: len(head)] != head:
         raise DecodeError("the header is not the one that was leased")
     check_length(view, len(head), list(slots.values()))
     return Patch(dict(zip(slots, tensors_of(view, len(head), list(slots.values())), strict=True)), cut)
 
 
-def _stated_cut(view: memoryview, lease: Lease) -> Cut:
+def _stated_cut(view: memoryview, leased: LeasedFrame) -> Cut:
     """The leased cut with those units of its partial groups that the header names; the rest of it is not looked at."""
-    header, _ = header_of(view, len(lease.full[0]) + lease.slack)
+    header, _ = header_of(view, len(leased.full[0]) + leased.slack)
     value = value_of(header["value"], enumerate(_placeholders()), torch.device("cpu"), 0)
     stated = value.get("cut") if isinstance(value, dict) else None
     channels = stated.get("channels") if isinstance(stated, dict) else None
     if not isinstance(channels, dict):
         raise DecodeError("the header names no cut")
-    kept: dict[str, Units] = dict(lease.reply.cut.channels)
+    kept: dict[str, Units] = dict(leased.lease.cut.channels)
     try:
-        for group in lease.reply.partial & channels.keys():
-            kept[group] = units_from(channels[group], lease.model.groups.counts[group])
-        cut = Cut.of(lease.model.groups, kept, lease.reply.cut.tag, lease.reply.cut.width)
+        for group in leased.lease.partial & channels.keys():
+            kept[group] = units_from(channels[group], leased.model.groups.counts[group])
+        cut = Cut.of(leased.model.groups, kept, leased.lease.cut.tag, leased.lease.cut.width)
     except FedtailorError as error:
         raise DecodeError(f"the header names no cut of this model: {error}") from None
-    if not lease.reply.cut.holds(cut):
+    if not leased.lease.cut.holds(cut):
         raise DecodeError("the header names coordinates that were not leased")
     return cut
 

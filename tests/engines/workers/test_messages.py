@@ -21,7 +21,7 @@ from fedtailor.engines.workers.messages import (
     task_of,
     task_value,
 )
-from fedtailor.messages import Client, Refused, Reply, Task, Update
+from fedtailor.messages import Client, Lease, Refused, Task, Update
 from fedtailor.seeds import Seeds
 from fedtailor.storage.wire import decode, encode
 from helpers import bits
@@ -41,9 +41,9 @@ def fields(kind) -> set[str]:
 def test_every_field_of_a_message_travels():
     """Whoever adds a field to a message adds it to ``messages.py``, and then here."""
     assert fields(Client) == {"id", "tier", "budget", "num_examples", "slot"}
-    assert fields(Reply) == {"names", "cut", "partial"}
+    assert fields(Lease) == {"names", "cut", "partial"}
     assert fields(Task) == {
-        "client", "round", "patch", "reply", "seeds", "action", "memory", "memory_round", "levels",
+        "client", "round", "patch", "lease", "seeds", "action", "memory", "memory_round", "levels",
         "prepared",  # never travels: it is worked out where it is used
     }  # fmt: skip
     assert fields(Update) == {"client", "round", "base_round", "patch", "weight", "metrics", "memory"}
@@ -64,15 +64,15 @@ def test_every_field_of_a_message_travels():
 )
 def test_tasks(budget):
     client = Client(12, "tier|1", budget, 345, 6)
-    reply = Reply(frozenset({"z.weight", "x@1/2"}), CUT, frozenset({"labels"}))
+    lease = Lease(frozenset({"z.weight", "x@1/2"}), CUT, frozenset({"labels"}))
     memory = {"mask": torch.tensor([True, False]), "times": 3, "list": [1, (2.5, None)]}
-    task = Task(client, 9, Patch(VALUES, CUT), reply, Seeds(2**70), "calibrate", memory, 7)
+    task = Task(client, 9, Patch(VALUES, CUT), lease, Seeds(2**70), "calibrate", memory, 7)
     there = task_of(through(task_value(task)), through(dict(task.patch.values)))
-    assert (there.client, there.reply, there.seeds) == (task.client, task.reply, task.seeds)
+    assert (there.client, there.lease, there.seeds) == (task.client, task.lease, task.seeds)
     assert repr(there.client.budget) == repr(budget)
     assert (there.round, there.action, there.memory_round) == (9, "calibrate", 7)
     assert there.patch.cut == CUT
-    assert (there.patch.cut.tag, there.reply.cut.tag) == ("1/2", "1/2")
+    assert (there.patch.cut.tag, there.lease.cut.tag) == ("1/2", "1/2")
     assert list(there.patch.values) == list(VALUES)  # the order decides in which gradients are summed
     assert all(bits(there.patch.values[name]) == bits(value) for name, value in VALUES.items())
     assert bits(there.memory.pop("mask")) == bits(memory.pop("mask"))

@@ -24,7 +24,7 @@ from fedtailor.engines.workers.pool import Lost, WorkerPool
 from fedtailor.engines.workers.process import WorkerFailed, WorkerProcess
 from fedtailor.engines.workers.worker import report_failure
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Refused, Reply, Update
+from fedtailor.messages import Lease, Refused, Update
 from fedtailor.seeds import Seeds
 from fedtailor.server.faults import Timely
 from fedtailor.storage.wire import DecodeError
@@ -300,7 +300,7 @@ def test_a_worker_that_shows_no_life_is_replaced(pool, method, expected, monkeyp
 
 
 def test_a_client_that_is_late_costs_no_more_than_the_deadline(pool, method, expected):
-    warm = replace(tasks_for(method)[0], action="evaluate", reply=Reply(frozenset(), Cut.everything()))
+    warm = replace(tasks_for(method)[0], action="evaluate", lease=Lease(frozenset(), Cut.everything()))
     assert [answer for answer in pool.run([warm]) if answer is not None]  # so that starting does not count
     method.tell("sleep")
     started = time.monotonic()

@@ -21,7 +21,7 @@ from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import POLICIES
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Client, Reply, Task
+from fedtailor.messages import Client, Lease, Task
 from fedtailor.methods.apfl.apfl import APFL
 from fedtailor.methods.apfl.architectures import architecture
 from fedtailor.methods.apfl.fedpa import FedPA, FedUniform
@@ -150,7 +150,7 @@ def evaluation_task(model, method, memory=None, action="evaluate") -> Task:
     state, client = method.init(model), whole_client(0)
     patch = model.cut(state.weights, Cut.everything(), POLICIES["local"].travelling(model))
     cut = method.select(state, client, model, Seeds(0))
-    return Task(client, 0, patch, Reply(frozenset(), cut), Seeds(0), action, memory=memory or {})
+    return Task(client, 0, patch, Lease(frozenset(), cut), Seeds(0), action, memory=memory or {})
 
 
 def test_loc_is_the_own_network_and_glo_the_super_network_both_on_own_statistics():

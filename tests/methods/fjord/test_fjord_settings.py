@@ -135,8 +135,8 @@ def test_random_dropout_lends_units_of_the_next_width_and_credits_them():
     assert 60 < sum(cuts == [lent] for cuts in drawn) < 140  # one of three widths
     assert all(task.patch.cut.holds(cut) for cuts in drawn for cut in cuts)
     assert {cut.tag for cuts in drawn for cut in cuts if cuts != [lent]} == {"1/5", "2/5"}
-    assert set(task.reply.names) == set(task.patch.values)
-    assert task.reply.cut == task.patch.cut
+    assert set(task.lease.names) == set(task.patch.values)
+    assert task.lease.cut == task.patch.cut
 
 
 def test_random_dropout_keeps_to_the_budget_where_the_cap_does_not_bind():

@@ -125,7 +125,7 @@ def test_only_k_numbers_and_a_seed_travel_and_the_client_uses_the_servers_transf
     task, prepared = second_round(method, model, data)
     assert SKETCH not in first.patch.values  # nothing has moved yet
     assert task.patch.nbytes - first.patch.nbytes == 64 * 4 + 8
-    assert SKETCH not in task.reply.names
+    assert SKETCH not in task.lease.names
     assert {SKETCH, SEED}.isdisjoint(prepared.patch.values)
     moved = run(method, model, data, SMALL, rounds=1).state.weights
     before = method.init(model).weights

@@ -141,13 +141,13 @@ def test_pruned_weights_stay_exactly_0_with_momentum_and_decay(density, joint, m
     assert len(seen) == 4
     for values in seen:
         for name, value in values.items():
-            outside = ~task.reply.cut.mask.of(name)
+            outside = ~task.lease.cut.mask.of(name)
             assert not bool(value[outside].any()), name
             assert bool(value[~outside].any()), name
     spread = model.spread(update.patch).values
     assert all(bits(spread[n]) == bits(seen[-2][n]) for n in prunable(model))
     assert all(
-        update.patch.values[n].shape == (task.reply.cut.mask.count(n),) or density == 1
+        update.patch.values[n].shape == (task.lease.cut.mask.count(n),) or density == 1
         for n in prunable(model)
     )
 
@@ -166,8 +166,8 @@ def test_training_the_packed_row_itself_gives_the_same():
 def joint_value(rules, model, task, weights, batch) -> torch.Tensor:
     """The mean of the losses of all masked networks, written out."""
     losses = []
-    for level in range(task.reply.cut.mask.level, 5):
-        mask = Mask(task.reply.cut.mask.levels, level)
+    for level in range(task.lease.cut.mask.level, 5):
+        mask = Mask(task.lease.cut.mask.levels, level)
         masked = {n: v * mask.of(n) if n in prunable(model) else v for n, v in weights.items()}
         losses.append(model.objective.loss(torch.func.functional_call(model.module, masked, batch[0]), batch))
     return torch.stack(losses).mean()
@@ -218,11 +218,11 @@ def test_clients_train_their_own_and_all_smaller_networks():
     model, rules = mlp_model(), method()
     for number, density in enumerate(RATIOS):
         task = client_task(rules, density, model)
-        tags = [cut.tag for cut in rules.networks(task.reply.cut)]
+        tags = [cut.tag for cut in rules.networks(task.lease.cut)]
         assert tags == ["1", "4/5", "3/5", "2/5", "1/5"][number:]
         full = model.cost(Cut.everything())
         assert rules.work(task, model).macs == 3 * full.macs * (5 - number)
-        assert len(method(joint_loss=False).networks(task.reply.cut)) == 1
+        assert len(method(joint_loss=False).networks(task.lease.cut)) == 1
 
 
 @pytest.mark.parametrize("norm", ["averaged", "static"])

@@ -15,7 +15,7 @@ from fedtailor.elasticity.cutting.encoding import cut_from, cut_value
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.engine import Answer
-from fedtailor.messages import Client, Refused, Reply, Task, Update
+from fedtailor.messages import Client, Lease, Refused, Task, Update
 from fedtailor.seeds import Seeds
 
 Value = dict[str, Any]
@@ -60,7 +60,7 @@ def task_value(task: Task) -> Value:
         "budget": {name: _plain(limit) for name, limit in client.budget.limits.items()},
         "round": task.round,
         "cut": cut_value(task.patch.cut),
-        "reply": [sorted(task.reply.names), cut_value(task.reply.cut), sorted(task.reply.partial)],
+        "lease": [sorted(task.lease.names), cut_value(task.lease.cut), sorted(task.lease.partial)],
         "seeds": str(task.seeds.root),
         "action": task.action,
         "memory": dict(task.memory),
@@ -73,13 +73,13 @@ def task_value(task: Task) -> Value:
 def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
     """The task of a value and the tensors of its patch."""
     number, tier, num_examples, place = value["client"]
-    names, cut, partial = value["reply"]
+    names, cut, partial = value["lease"]
     levels = levels_of(value["levels"])
     return Task(
         client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
         round=value["round"],
         patch=Patch(dict(patch), cut_from(value["cut"], levels)),
-        reply=Reply(frozenset(names), cut_from(cut, levels), frozenset(partial)),
+        lease=Lease(frozenset(names), cut_from(cut, levels), frozenset(partial)),
         seeds=Seeds(int(value["seeds"])),
         action=value["action"],
         memory=value["memory"],
@@ -113,7 +113,7 @@ def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
 
 def masked_cut(task: Task) -> Cut:
     """The cut whose map of levels travels with a task: what it holds, or, of a whole model, what it must send back."""
-    return task.patch.cut if task.patch.cut.mask is not None else task.reply.cut
+    return task.patch.cut if task.patch.cut.mask is not None else task.lease.cut
 
 
 def levels_value(cut: Cut) -> dict[str, Tensor] | None:

@@ -25,7 +25,7 @@ from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
-from fedtailor.messages import Client, Reply, ServerState, Task, Update
+from fedtailor.messages import Client, Lease, ServerState, Task, Update
 from fedtailor.methods.apfl.architectures import (
     architecture,
     can_run_all,
@@ -132,8 +132,8 @@ class FedCS(PartialAggregation):
             return super().assign(state, client, model, seeds)
         patch = model.cut(state.weights, Cut.everything(), self.policy.travelling(model))
         names = frozenset(patch.values) if warming else frozenset[str]()
-        reply = Reply(names, patch.cut)
-        return Task(client, state.round, patch, reply, seeds, "train" if warming else "search")
+        lease = Lease(names, patch.cut)
+        return Task(client, state.round, patch, lease, seeds, "train" if warming else "search")
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
         """Average what was trained; note what was found."""

@@ -64,8 +64,8 @@ class PartialAggregation(Method):
         known = {n: v for n, v in task.memory.items() if n in norm.tagged_statistics(model, cut)}
         statistics = known or norm.statistics_at(model, model.weights(), [cut])
         patch = Patch({**task.patch.values, **statistics}, cut)
-        reply = replace(task.reply, names=task.reply.names | frozenset(statistics))
-        working = replace(task, patch=patch, reply=reply)
+        lease = replace(task.lease, names=task.lease.names | frozenset(statistics))
+        working = replace(task, patch=patch, lease=lease)
         trained, metrics = sgd.train(self, working, data, model)
         kept = {name: trained.values.pop(name) for name in statistics}
         return self.answer(replace(working, memory=kept), trained, len(data), metrics)
@@ -73,7 +73,7 @@ class PartialAggregation(Method):
     def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Measure the super-network's statistics; the own network's where there are none, or ``recalibrate`` asks."""
         measured: dict[str, Tensor] = {}
-        own = task.reply.cut
+        own = task.lease.cut
         known = not self.recalibrate and norm.calibrated(model, task.memory, own)
         for cut in (SUPER,) if known else (SUPER, own):
             patch = Patch(model.narrow(task.patch, cut).values, cut)  # of this tag
@@ -83,14 +83,14 @@ class PartialAggregation(Method):
 
     def evaluate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """*Loc* and *Glo* on the examples given, with the statistics of the client's memory."""
-        own = model.narrow(task.patch, task.reply.cut)
+        own = model.narrow(task.patch, task.lease.cut)
         whole = Patch(task.patch.values, SUPER)
         local, glob = (
             evaluate_patches(model, [norm.with_own(model, Patch(each.values, cut), task.memory)], data)
-            for each, cut in ((own, task.reply.cut), (whole, SUPER))
+            for each, cut in ((own, task.lease.cut), (whole, SUPER))
         )
         metrics = {**local, **{f"global {name}": value for name, value in glob.items()}}
-        return self.answer(task, Patch({}, task.reply.cut), task.client.num_examples, metrics)
+        return self.answer(task, Patch({}, task.lease.cut), task.client.num_examples, metrics)
 
 
 @register("fedpa")

@@ -25,7 +25,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
-from fedtailor.messages import Client, Reply, ServerState, Task
+from fedtailor.messages import Client, Lease, ServerState, Task
 from fedtailor.method import Method
 from fedtailor.methods.fjord.draws import drawn_units, drawn_width, largest_width, mixed_prefixes
 from fedtailor.methods.fjord.shares import shares_of
@@ -126,7 +126,7 @@ class FjORD(Method):
         patch = model.cut(state.weights, cut, self.policy.travelling(model))
         inside = [self.cut_at(width, model) for width in self.candidates if width <= largest_width(cut)]
         patch = self.policy.with_statistics(model, patch, state.weights, inside)
-        return Task(client, state.round, patch, Reply(frozenset(patch.values), cut), seeds)
+        return Task(client, state.round, patch, Lease(frozenset(patch.values), cut), seeds)
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
         """The teacher F_p_max and the student F_p, p ~ D_P given p <= p_max; the student alone without distillation."""

@@ -28,7 +28,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require, unknown
-from fedtailor.messages import Client, Deployed, Reply, ServerState, Task
+from fedtailor.messages import Client, Deployed, Lease, ServerState, Task
 from fedtailor.method import Method
 from fedtailor.methods.flanc.composition import (
     compose,
@@ -132,7 +132,7 @@ class FLANC(Method):
         names = [name for each in plan.composed for name in (each.basis, each.coefficients(cut))]
         names += [tagged(name, cut.tag) for name in plan.private]
         values = {name: state.weights[name] for name in names}
-        return Task(client, state.round, Patch(values, cut), Reply(frozenset(values), cut), seeds)
+        return Task(client, state.round, Patch(values, cut), Lease(frozenset(values), cut), seeds)
 
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel

@@ -23,7 +23,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
-from fedtailor.messages import Client, Metrics, Reply, ServerState, Task, Update
+from fedtailor.messages import Client, Lease, Metrics, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.ofa_fl.masks import mask_factors, masked
 from fedtailor.methods.ofa_fl.pruning import prunable, prune, requirements, rewind, unpruned
@@ -153,8 +153,8 @@ class OFAFL(Method):
         patch = self.policy.with_statistics(model, patch, state.weights, self.networks(cut))
         known = state.memory["known"].get(client.id) == state.memory["depth"]
         levels = None if known else self._map_for(cut)
-        reply = Reply(frozenset(patch.values), cut)
-        return Task(client, state.round, patch, reply, seeds, levels=levels)
+        lease = Lease(frozenset(patch.values), cut)
+        return Task(client, state.round, patch, lease, seeds, levels=levels)
 
     def _map_for(self, cut: Cut) -> Levels | None:
         """The map that the holder of a cut works with; the full network alone needs none."""
@@ -178,12 +178,12 @@ class OFAFL(Method):
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Masks as factors: dense tensors that are 0 outside a mask are trained, no kernel gains from single zeros."""
-        masks = mask_factors(self.networks(task.reply.cut), model)
+        masks = mask_factors(self.networks(task.lease.cut), model)
         return replace(task, patch=model.spread(task.patch), prepared={"masks": masks})
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
         """The client's own network and all smaller ones; the loss is their mean."""
-        return self.networks(task.reply.cut)
+        return self.networks(task.lease.cut)
 
     def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any:
         """A product with the mask also masks the gradient."""
@@ -192,4 +192,4 @@ class OFAFL(Method):
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """A full pass for each network: zeros are multiplied like other numbers."""
         one = super().work(task, model)
-        return replace(one, macs=one.macs * len(self.networks(task.reply.cut)))
+        return replace(one, macs=one.macs * len(self.networks(task.lease.cut)))
