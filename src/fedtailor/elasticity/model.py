@@ -13,7 +13,7 @@ from fedtailor.elasticity.costing.fitting import Family, fit
 from fedtailor.elasticity.costing.memory import Workload
 from fedtailor.elasticity.costing.model_costs import ModelCosts
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.selections import WidthLike
+from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.explain import explain
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.running.pieces import Pieces
@@ -52,7 +52,7 @@ class ElasticModel(Pieces):
 
         Nothing is trained or calibrated: it is the piece that a device would start from.
         """
-        wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
+        wanted = budget if isinstance(budget, Budget) else Budget(width=as_width(budget))
         return self.extract(self.weights(), self.fit(wanted))
 
     def explain(self) -> str:

@@ -201,7 +201,7 @@ def _positions(model: ElasticModel, paths: Collection[str]) -> dict[str, int]:
     """For each layer that can be computed in two steps, how many outputs each of its channels has for one example.
 
     A recurrent layer cannot, nor can a layer whose weight is used without calling it. A strided 1 x 1 convolution of
-    few channels is left out too: see ``elastic.layout``.
+    few channels is left out too: see ``elasticity.running.layout``.
     """
     shell, counted = model.shell(Cut.everything()), dict[str, int]()
     called = [path for path, layer in shell.named_modules() if path in paths and _has_two_steps(layer)]
