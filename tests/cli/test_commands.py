@@ -150,7 +150,8 @@ def test_one_model_per_tier_is_one_row(folder, monkeypatch, capsys):
         alone[width] = rows
     assert row["tiers"]["0.5"]["accuracy"]["mean"] == alone["1/2"][-1]["tiers"]["0.5"]["accuracy"]
     assert row["tiers"]["1"]["accuracy"]["mean"] == alone["1"][-1]["tiers"]["1"]["accuracy"]
-    assert row["runs"][0]["bytes_up"] == sum(each["bytes_up"] for rows in alone.values() for each in rows)
+    sent = [each["bytes_up"] + each["measuring"]["bytes_up"] for rows in alone.values() for each in rows]
+    assert row["runs"][0]["bytes_up"] == sum(sent)
     flops = ("--set", "fleet.name=flops-0.2-1.0")
     assert call(monkeypatch, "compare", "small.toml", *flops, "--methods", "efd:global_width=each") == 2
     assert "tiers have widths" in capsys.readouterr().err

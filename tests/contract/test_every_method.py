@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.elasticity.running.norm import POLICIES
+from fedtailor.elasticity.running.norm import FOR_ANY_METHOD
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
@@ -241,7 +241,7 @@ def test_evaluation_does_not_change_the_state(name):
 
 
 @every_method
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FOR_ANY_METHOD)
 def test_a_normalisation_policy_works_or_is_refused_at_once(name, policy):
     """A policy that the method cannot follow must not fail, or leave statistics untrained, in the middle of a run."""
     settings = {"local": LOCAL, **SMALLEST[name], "norm": policy}
@@ -287,11 +287,8 @@ def test_what_is_deployed_runs_by_itself(name):
 @every_method
 def test_it_has_a_card_with_front_matter(name):
     card = method_card(name)
-    file = (
-        resources.files("fedtailor.methods")
-        / "cards"
-        / f"{get_method(name).__module__.rpartition('.')[2]}.md"
-    )
+    package, _, module = get_method(name).__module__.rpartition(".")
+    file = resources.files(package) / f"{module}.md"
     assert file.is_file(), f"write {file}"
     _, front, body = card.split("---\n", 2)
     keys = dict(line.split(":", 1) for line in front.strip().splitlines())
