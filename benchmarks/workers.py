@@ -28,8 +28,8 @@ import torch
 from fedtailor.data import DataSettings, Examples, FederatedData, federate, load_dataset
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.engine import Engine
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.protocol import Engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.fleet import fleet_by_name

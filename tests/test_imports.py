@@ -110,7 +110,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         },
         {"fedrolex", "flado"},  # they extend HeteroFL and UniProb
     ],
-    "engines": [{"settings", "engine"}, {"in_process", "workers"}, {"automatic"}],
+    "engines": [{"settings", "protocol"}, {"in_process", "workers"}, {"automatic"}, {"opening"}],
 }
 
 

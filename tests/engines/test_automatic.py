@@ -10,8 +10,9 @@ import torch
 from fedtailor.config import make_config, to_toml
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines import automatic
-from fedtailor.engines.automatic import Automatic, check_workers, open_engine
+from fedtailor.engines.automatic import Automatic
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.opening import check_workers, open_engine
 from fedtailor.engines.settings import EngineSettings, available_cores
 from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.pool import WorkerPool

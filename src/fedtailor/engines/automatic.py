@@ -1,60 +1,24 @@
-"""Which engine a run uses, and the one that decides for itself: workers where they pay."""
+"""The engine that decides for itself: this process at first, workers where they pay."""
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.engine import Answer, Engine
 from fedtailor.engines.in_process import InProcess
-from fedtailor.engines.settings import EngineSettings, available_cores
-from fedtailor.engines.workers.luggage import NotPortable, check_portable
-from fedtailor.engines.workers.pool import WorkerPool, luggage_for
+from fedtailor.engines.protocol import Answer
+from fedtailor.engines.workers.luggage import NotPortable
+from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.messages import Task
 from fedtailor.method import Method
 
 HEAD_START_SECONDS = 3.0  # about what starting workers costs: runs that are shorter do better without
 
 OnNotice = Callable[[str], None]
-
-
-@contextmanager
-def open_engine(
-    method: Method,
-    model: ElasticModel,
-    data: FederatedData,
-    settings: EngineSettings,
-    on_notice: OnNotice = warnings.warn,
-) -> Iterator[Engine]:
-    """The engine that the settings ask for; its processes end with the block."""
-    workers = settings.workers
-    if workers == "auto":
-        on_cpu = all(tensor.device.type == "cpu" for tensor in model.module.parameters())
-        workers = available_cores() // torch.get_num_threads() if on_cpu else 0
-        if workers > 1:
-            with Automatic(method, model, data, workers, on_notice) as engine:
-                yield engine
-            return
-        workers = 0
-    if workers == 0:
-        yield InProcess(method, model, data)
-        return
-    with WorkerPool(method, model, data, workers) as pool:
-        yield pool
-
-
-def check_workers(method: Method, model: ElasticModel, data: FederatedData, settings: EngineSettings) -> None:
-    """Refuse a number of workers where there can be none, before anything is started or written."""
-    if settings.workers not in ("auto", 0):
-        check_portable(luggage_for(method, model, data).parts)
 
 
 class Automatic:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.engine import Answer, answer_to
+from fedtailor.engines.protocol import Answer, answer_to
 from fedtailor.messages import Task
 from fedtailor.method import Method
 

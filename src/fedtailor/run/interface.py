@@ -13,7 +13,7 @@ from fedtailor.client.sgd import LocalTraining
 from fedtailor.config import RunConfig, load_config, validated
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.front_door import elastic
-from fedtailor.engines.automatic import open_engine
+from fedtailor.engines.opening import open_engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, fleet_by_name

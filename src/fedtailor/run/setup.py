@@ -16,7 +16,7 @@ from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import DataSettings, FederatedData, federate
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.automatic import check_workers
+from fedtailor.engines.opening import check_workers
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet
 from fedtailor.fleet.names import build_fleet

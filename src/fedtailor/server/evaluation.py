@@ -18,7 +18,7 @@ from fedtailor.elasticity.costing.fitting import fit
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.running import norm
-from fedtailor.engines.engine import Engine, Measuring
+from fedtailor.engines.protocol import Engine, Measuring
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
 from fedtailor.messages import Client, Lease, Refused, ServerState, Task, Update

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedtailor.engines.engine import Answer, Engine
+from fedtailor.engines.protocol import Answer, Engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import QuorumError
 from fedtailor.messages import Client, Refused, Task, Update

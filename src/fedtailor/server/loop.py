@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fedtailor.elasticity.costing.fitting import check_honoured
-from fedtailor.engines.engine import Engine
+from fedtailor.engines.protocol import Engine
 from fedtailor.messages import Client, Task
 from fedtailor.record import RoundRecord
 from fedtailor.server import faults

@@ -13,6 +13,7 @@ from fedtailor.elasticity.cutting.names import is_tagged, tag_of
 from fedtailor.messages import Update
 from fedtailor.record import LOSS, Cohort, Covered, RoundRecord, Spent
 from fedtailor.server import faults
+from fedtailor.server.bytes_and_macs import training_spent
 from fedtailor.server.evaluation import Evaluation
 from fedtailor.server.faults import Try
 from fedtailor.server.setup import Setup
@@ -30,7 +31,7 @@ def round_record(
     return RoundRecord(
         round=after.state.round,
         cohort=_cohort(setup, after, tries, evaluation),
-        training=_training(setup, tries),
+        training=training_spent(setup, tries),
         measuring=evaluation.spent if evaluation else Spent(),
         train_loss=_train_loss(merged),
         tiers=evaluation.scores.tiers if evaluation else None,
@@ -66,20 +67,6 @@ def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: E
         abandoned=len(tries) - 1,
         resting=len(faults.resting(after.strikes, setup.settings.engine)),
     )
-
-
-def _training(setup: Setup, tries: Sequence[Try]) -> Spent:
-    return Spent(
-        sum(task.nbytes for tried in tries for task in tried.tasks),
-        sum(update.patch.nbytes for tried in tries for update in tried.updates),
-        sum(_macs(setup, tried) for tried in tries),
-    )
-
-
-def _macs(setup: Setup, tried: Try) -> int:
-    examples = {update.client: update.metrics.get("examples", update.weight) for update in tried.updates}
-    worked = [task for task in tried.tasks if task.client.id in examples]
-    return sum(setup.method.work(task, setup.model).macs * int(examples[task.client.id]) for task in worked)
 
 
 def _train_loss(merged: Sequence[Update]) -> float | None:

@@ -14,7 +14,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.encoding import cut_from, cut_value
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.patch import Patch
-from fedtailor.engines.engine import Answer
+from fedtailor.engines.protocol import Answer
 from fedtailor.messages import Client, Lease, Refused, Task, Update
 from fedtailor.seeds import Seeds
 

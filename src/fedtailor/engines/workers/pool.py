@@ -26,7 +26,7 @@ from fedtailor.data.federated import FederatedData
 from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.engine import Answer
+from fedtailor.engines.protocol import Answer
 from fedtailor.engines.workers.luggage import NotPortable, pack
 from fedtailor.engines.workers.messages import (
     Job,

@@ -26,7 +26,7 @@ from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
-from fedtailor.engines.engine import answer_to
+from fedtailor.engines.protocol import answer_to
 from fedtailor.engines.workers.lifeline import hold
 from fedtailor.engines.workers.luggage import unpack
 from fedtailor.engines.workers.messages import Tensors, Value, answer_value, evaluation_of, task_of

@@ -1,4 +1,4 @@
-"""What an engine is: it maps ``perform`` over tasks and knows nothing else."""
+"""What an engine is: it maps ``perform`` over tasks and knows nothing else. ``opening`` says which one a run uses."""
 
 from __future__ import annotations
 
