@@ -36,6 +36,7 @@ from helpers import (
     images,
     mlp_model,
     run,
+    setup_of,
     tiny_cnn,
     tiny_mlp,
     vector_data,
@@ -172,8 +173,8 @@ def test_dynamic_levels_are_redrawn():
     seen = {}
     for dynamic in (False, True):
         fleet = fleet_by_name("a1-e1", dynamic=dynamic)
-        rows = run(method, model, data, fleet, rounds=4).rows
-        seen[dynamic] = len({row["bytes_down"] for row in rows})
+        rows = run(method, model, data, fleet, rounds=4).records
+        seen[dynamic] = len({record.training.bytes_down for record in rows})
     assert seen[False] == 1
     assert seen[True] > 1
 
@@ -240,7 +241,8 @@ def test_evaluation_does_not_know_the_scaler():
     model, data, fleet = cnn_model(), image_data(), fleet_by_name("a1-e1")
     state = run(HeteroFL(), model, data, fleet).state
     results = [
-        evaluate_tiers(HeteroFL(scaler=on), state, fleet.tiers, model, data.test) for on in (True, False)
+        evaluate_tiers(setup_of(HeteroFL(scaler=on), model, data, fleet), state, fleet.tiers)
+        for on in (True, False)
     ]
     assert results[0] == results[1]
     mlp, rows = mlp_model(), vector_data()
@@ -339,7 +341,7 @@ def test_reported_accuracy_is_that_of_all_classes():
     module = tiny_mlp()
     module.load_state_dict({name: result.state.weights[name] for name in module.state_dict()})
     inputs, labels = data.test.take(torch.arange(8))
-    assert result.rows[-1]["tiers"]["a"]["loss"] == pytest.approx(
+    assert result.records[-1].tiers["a"]["loss"] == pytest.approx(
         cross_entropy(module(inputs), labels).item(), abs=1e-6
     )
 
@@ -392,5 +394,5 @@ def test_every_level_learns():
     """Not a benchmark: after a few rounds all levels find the bright corner of each class."""
     data = federated(images(96), (32,) * 3, test=images(80, seed=9))
     method = HeteroFL(LocalTraining(lr=0.3, batch_size=8, epochs=2, clip_norm=1.0, momentum=0.5))
-    tiers = run(method, cnn_model(8, 16), data, "a1-b1-c1", rounds=5).rows[-1]["tiers"]
+    tiers = run(method, cnn_model(8, 16), data, "a1-b1-c1", rounds=5).records[-1].tiers
     assert min(tier["accuracy"] for tier in tiers.values()) > 0.45  # chance is 0.25

@@ -140,13 +140,13 @@ def test_one_limit_alone_is_kept_too():
 def test_stages_follow_each_other_and_every_client_searches_once():
     model, data = cnn_model(), image_data((6, 5, 7, 4, 6))
     method = APFL(local=replace(LOCAL, lr=0.1), warmup=2, search_at_once=2)
-    rows = run(method, model, data, "uniform-2", rounds=7, cohort=3).rows
-    assert [row["method"]["stage"] for row in rows] == ["warm-up"] * 2 + ["search"] * 3 + ["fedpa"] * 2
-    assert [row["method"]["searched"] for row in rows] == [0, 0, 2, 4, 5, 5, 5]
-    assert [row["clients"] for row in rows] == [2, 2, 2, 2, 1, 3, 3]
-    searched = [int(client) for row in rows[2:5] for client in row["reported"]]
+    rows = run(method, model, data, "uniform-2", rounds=7, cohort=3).records
+    assert [record.method["stage"] for record in rows] == ["warm-up"] * 2 + ["search"] * 3 + ["fedpa"] * 2
+    assert [record.method["searched"] for record in rows] == [0, 0, 2, 4, 5, 5, 5]
+    assert [record.cohort.asked for record in rows] == [2, 2, 2, 2, 1, 3, 3]
+    searched = [int(client) for record in rows[2:5] for client in record.reported]
     assert searched == [0, 1, 2, 3, 4]
-    assert rows[-1]["tiers"]["0.5"].keys() == {"loss", "accuracy", "global loss", "global accuracy"}
+    assert rows[-1].tiers["0.5"].keys() == {"loss", "accuracy", "global loss", "global accuracy"}
 
 
 class FirstOfFedPA:

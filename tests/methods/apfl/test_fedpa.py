@@ -28,7 +28,7 @@ from fedtailor.methods.apfl.fedpa import FedPA, FedUniform
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.seeds import Seeds
 from fedtailor.server.evaluation import evaluate_clients
-from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.server.inquiry import Inquiry
 from fedtailor.storage.patch_frames import encode_patch
 from helpers import (
     CONV1,
@@ -40,6 +40,7 @@ from helpers import (
     image_data,
     images,
     run,
+    setup_of,
     tiny_cnn,
     update_of,
 )
@@ -214,12 +215,11 @@ def test_recalibration_measures_anew_what_a_client_runs_and_leaves_its_training_
 
 def test_a_tier_is_the_mean_of_its_clients_and_one_without_clients_is_evaluated_without_data():
     model, data, method = cnn_model(), image_data((6, 5, 7, 4)), FedUniform(local=LOCAL)
-    fleet, seeds = fedtailor.fleet.fleet_by_name("uniform-2"), Seeds(0)
-    clients = fleet.capacity(data.sizes, 0, seeds)
-    engine, at = InProcess(method, model, data), Checkpoint(method.init(model))
+    setup, engine = setup_of(method, model, data, "uniform-2"), InProcess(method, model, data)
+    clients = setup.clients(0)
 
     def tiers(chosen):
-        return evaluate_clients(method, at, fleet.tiers, chosen, model, data.test, engine, seeds, [])
+        return evaluate_clients(Inquiry(setup, engine), setup.start, chosen)
 
     ones = [tiers([clients[k]])["1"] for k in (2, 3)]
     both = tiers(clients)

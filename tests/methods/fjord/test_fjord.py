@@ -308,7 +308,7 @@ def test_widths_that_keep_equally_many_channels_have_statistics_of_their_own():
     pieces = [method.deploy(state, Budget(width=w), model).patches[0] for w in ("4/5", "1")]
     assert pieces[0].cut == pieces[1].cut
     assert bits(pieces[0].values["1.running_mean"]) != bits(pieces[1].values["1.running_mean"])
-    tiers = run(method, model, image_data((8,) * 5), "uniform-5", every=1).rows[-1]["tiers"]
+    tiers = run(method, model, image_data((8,) * 5), "uniform-5", every=1).records[-1].tiers
     assert tiers["0.8"] != tiers["1"]
 
 

@@ -174,8 +174,8 @@ def test_random_dropout_trains_without_touching_statistics_of_the_larger_width()
 def test_centralised_training_is_one_client_that_is_evaluated_at_every_width():
     model, data = cnn_model(10, 15), image_data((12,))
     result = run(FjORD(PLAIN), model, data, "full-5", every=1)
-    assert list(result.rows[-1]["tiers"]) == ["0.2", "0.4", "0.6", "0.8", "1"]
-    assert result.rows[-1]["clients"] == 1
+    assert list(result.records[-1].tiers) == ["0.2", "0.4", "0.6", "0.8", "1"]
+    assert result.records[-1].cohort.asked == 1
     assert {name.partition("@")[2] for name in result.state.weights if "@" in name} == {
         "1/5",
         "2/5",

@@ -92,8 +92,12 @@ def test_without_alignment_steps_it_is_uniprob_bit_for_bit():
     ours = run(Flado(LOCAL, alignment_share=0), model, data, SMALL, rounds=3)
     theirs = run(UniProb(LOCAL), model, data, SMALL, rounds=3)
     assert not differing(ours.state.weights, theirs.state.weights)
-    assert [row["macs"] for row in ours.rows] == [row["macs"] for row in theirs.rows]
-    assert [row["bytes_down"] for row in ours.rows] == [row["bytes_down"] for row in theirs.rows]
+    assert [record.training.macs for record in ours.records] == [
+        record.training.macs for record in theirs.records
+    ]
+    assert [record.training.bytes_down for record in ours.records] == [
+        record.training.bytes_down for record in theirs.records
+    ]
 
 
 @pytest.mark.parametrize("estimator", ["hessian", "score", "surrogate"])
@@ -160,9 +164,9 @@ def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do
 def test_probabilities_stay_with_the_client_from_round_to_round():
     model, data = cnn_model(8, 12), image_data((6, 9, 4))
     method = Flado(LOCAL, sketch=64)
-    rows = run(method, model, data, SMALL, rounds=4).rows
+    rows = run(method, model, data, SMALL, rounds=4).records
     group = f"probability of {model.groups.elastic[0]}"
-    means = [row["reported"]["0"][group] for row in rows]
+    means = [record.reported["0"][group] for record in rows]
     assert len(set(means)) == 4  # every round starts where the last one ended
     task, prepared = second_round(method, model, data)
     kept = {"probabilities": prepared.memory["probabilities"]}

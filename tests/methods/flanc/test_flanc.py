@@ -304,8 +304,8 @@ def test_a_recurrent_network_learns():
     method = FLANC(local, widths=HALVES, strength=1.0)
     assert len(method.plan(model).composed) == 3
     losses = [
-        row["tiers"]
-        for row in run(method, model, data, "uniform-2", rounds=25, every=5).rows
+        record.tiers
+        for record in run(method, model, data, "uniform-2", rounds=25, every=5).records
         if "tiers" in row
     ]
     for tier in ("0.5", "1"):

@@ -237,12 +237,12 @@ def test_with_one_ratio_it_is_fedavg_bit_for_bit(norm):
 def test_only_clients_whose_ratio_is_supported_take_part():
     model = mlp_model()
     result = run(method(first=1, every=1), model, vector_data((4,) * 10), FLEET, rounds=6, every=1)
-    assert [row["clients"] for row in result.rows] == [2, 4, 6, 8, 10, 10]
-    assert [len(row["method"]["supported"]) for row in result.rows] == [1, 2, 3, 4, 5, 5]
-    assert result.rows[2]["method"]["supported"] == ["1", "4/5", "3/5"]
+    assert [record.cohort.asked for record in result.records] == [2, 4, 6, 8, 10, 10]
+    assert [len(record.method["supported"]) for record in result.records] == [1, 2, 3, 4, 5, 5]
+    assert result.records[2].method["supported"] == ["1", "4/5", "3/5"]
     one_shot = method(first=2, pruning="one-shot", rewind=False, joint_loss=False)
-    rows = run(one_shot, model, vector_data((4,) * 10), FLEET, rounds=4, every=1).rows
-    assert [row["clients"] for row in rows] == [2, 2, 10, 10]
+    rows = run(one_shot, model, vector_data((4,) * 10), FLEET, rounds=4, every=1).records
+    assert [record.cohort.asked for record in rows] == [2, 2, 10, 10]
 
 
 def test_bytes_are_survivors_and_rest_and_the_map_once_per_event_and_client():
@@ -251,12 +251,12 @@ def test_bytes_are_survivors_and_rest_and_the_map_once_per_event_and_client():
     sizes = {n: v.numel() for n, v in model.weights().items() if n in model.trainable}
     total = sum(sizes[n] for n in prunable(model))
     rest = sum(sizes.values()) - total
-    for number, row in enumerate(result.rows):
+    for number, record in enumerate(result.records):
         depth = min(4, (number + 1) // 2)
         held = [round(Fraction(str(ratio)) * total) + rest for ratio in RATIOS[: depth + 1] for _ in range(2)]
         fresh = depth > 0 and number == 2 * depth - 1
-        assert row["bytes_up"] == 4 * sum(held)
-        assert row["bytes_down"] == 4 * sum(held) + fresh * len(held) * total
+        assert record.training.bytes_up == 4 * sum(held)
+        assert record.training.bytes_down == 4 * sum(held) + fresh * len(held) * total
 
 
 def test_without_the_joint_loss_the_full_network_needs_no_map():
