@@ -9,7 +9,7 @@ import torch
 
 from fedtailor.config import make_config, to_toml
 from fedtailor.elasticity.front_door import elastic
-from fedtailor.engines import automatic
+from fedtailor.engines import automatic, opening
 from fedtailor.engines.automatic import Automatic
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.opening import check_workers, open_engine
@@ -37,7 +37,7 @@ def unportable():
 
 
 def test_what_the_settings_ask_for(monkeypatch):
-    monkeypatch.setattr(automatic, "available_cores", lambda: 2)
+    monkeypatch.setattr(opening, "available_cores", lambda: 2)
     with opened(0) as engine:
         assert isinstance(engine, InProcess)
     with opened("auto") as engine:
@@ -45,15 +45,15 @@ def test_what_the_settings_ask_for(monkeypatch):
     with opened(1) as engine:
         assert isinstance(engine, WorkerPool)
         assert engine.pids == []  # nothing is started before there is something to do
-    monkeypatch.setattr(automatic, "available_cores", lambda: 1)
+    monkeypatch.setattr(opening, "available_cores", lambda: 1)
     with opened("auto") as engine:
         assert isinstance(engine, InProcess)
 
 
 def test_threads_of_clients_count(monkeypatch):
     """Two threads for each client leave room for half as many workers."""
-    monkeypatch.setattr(automatic, "available_cores", lambda: 3)
-    monkeypatch.setattr(automatic.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(opening, "available_cores", lambda: 3)
+    monkeypatch.setattr(opening.torch, "get_num_threads", lambda: 2)
     with opened("auto") as engine:
         assert isinstance(engine, InProcess)
 

@@ -151,7 +151,7 @@ def test_index_tables_keep_no_map_alive():
     model = cnn_model()
     model.cut(model.weights(), cut_of(levels_of(model, 5), 2))
     model.cut(model.weights(), cut_of(levels_of(model, 5), 0))
-    cached = [key for pair in model._tables for key in pair if key is not None] + list(model._plans)
+    cached = [key for pair in model._tables for key in pair if key is not None] + list(model._slices)
     assert cached
     assert all(cut.mask is None for cut in cached)
 

@@ -277,6 +277,6 @@ def test_the_network_of_one_client():
             finished.submodel(**wrong)
     with pytest.raises(FedtailorError, match="client = 6: expected 0 to 5"):
         finished.submodel(client=6)
-    plain = replace(finished, method=FedAvg())
+    plain = replace(finished, setup=replace(finished.setup, method=FedAvg()))
     with pytest.raises(FedtailorError, match="with fedavg, devices of one budget are given the same network"):
         plain.submodel(client=1)
