@@ -237,20 +237,26 @@ def test_the_full_width_has_no_scaler():
     )
 
 
-def test_evaluation_does_not_know_the_scaler():
-    model, data, fleet = cnn_model(), image_data(), fleet_by_name("a1-e1")
+def test_the_scaler_is_folded_into_what_is_evaluated():
+    """Without norms the trained small network has the factor; a switch of the setting alone changes what is judged."""
+    model, data, fleet = mlp_model(), vector_data(), fleet_by_name("a1-e1")
     state = run(HeteroFL(), model, data, fleet).state
-    results = [
-        evaluate_tiers(setup_of(HeteroFL(scaler=on), model, data, fleet), state, fleet.tiers)
+    with_factor, without = (
+        evaluate_tiers(setup_of(HeteroFL(scaler=on), model, data, fleet), state, fleet.tiers).tiers
         for on in (True, False)
-    ]
-    assert results[0] == results[1]
-    mlp, rows = mlp_model(), vector_data()
-    task = task_of(HeteroFL(), mlp, "b")
-    batch = rows.test.take(torch.arange(4))
-    plain = mlp.forward(task.patch.values, task.patch.cut, batch)
-    scaled = mlp.forward(task.patch.values, task.patch.cut, batch, mode="eval", scale={"0": 2.0})
-    assert bits(plain) == bits(scaled)
+    )
+    assert with_factor["e"] != without["e"]
+    assert with_factor["a"] == without["a"]  # the full width has no factor
+    task = task_of(HeteroFL(), model, "e")
+    batch = data.test.take(torch.arange(4))
+    trained = HeteroFL().forward(task.patch.values, task.patch.cut, batch, task, model)
+    deployed = HeteroFL().as_deployed(task.patch, model)
+    torch.testing.assert_close(model.forward(deployed.values, deployed.cut, batch), trained)
+    plain = model.forward(task.patch.values, task.patch.cut, batch)
+    scaled = model.forward(task.patch.values, task.patch.cut, batch, mode="eval", scale={"0": 2.0})
+    assert bits(plain) == bits(
+        scaled
+    )  # factors belong to training; what is evaluated has them in its weights
 
 
 # Labels

@@ -61,6 +61,11 @@ class FederatedDropout(Method):
         """Channels have no order here, so no prefix is better than another: every device is given the full model."""
         return Cut.everything()
 
+    @property
+    def whole_width(self) -> Fraction:
+        """The width of the network that units are dropped from."""
+        return Fraction(1)
+
     def held(self, client: Client, model: ElasticModel) -> Cut:
         """How many units of each group the client trains; which of them is the draw's business."""
         return prefix(model.groups, as_width(self.keep), self.align)
@@ -77,7 +82,8 @@ class FederatedDropout(Method):
     def forward(
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
     ) -> Any:
-        scale = scaler(model, cut, self.policy) if self.scaling == "train" else None
+        whole = self.whole_width
+        scale = scaler(model, cut, self.policy, whole) if self.scaling == "train" else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
     def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
@@ -109,6 +115,10 @@ class EFD(FederatedDropout):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "global_width", as_width(self.global_width, "method.global_width"))
+
+    @property
+    def whole_width(self) -> Fraction:
+        return as_width(self.global_width)
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         return prefix(model.groups, as_width(self.global_width), self.align)

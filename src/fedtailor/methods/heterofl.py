@@ -16,11 +16,12 @@ from torch import Tensor
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.elasticity.running.scaling import scaler
+from fedtailor.elasticity.running.scaling import folded, scaler
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, ServerState, Task
 from fedtailor.method import Method
@@ -70,6 +71,10 @@ class HeteroFL(Method):
         """Inverted-dropout scaling: outputs of width r are divided by r, so that they match the full network's."""
         scale = scaler(model, cut, self.policy) if self.scaler else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
+
+    def as_deployed(self, patch: Patch, model: ElasticModel) -> Patch:
+        """The network that was trained: its factors folded into its weights."""
+        return folded(model, patch, scaler(model, patch.cut, self.policy)) if self.scaler else patch
 
     def loss(
         self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel

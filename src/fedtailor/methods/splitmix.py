@@ -23,7 +23,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix, window
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
-from fedtailor.elasticity.running.scaling import scaler
+from fedtailor.elasticity.running.scaling import folded, scaler
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Deployed, Lease, ServerState, Task, Update
 from fedtailor.method import Method
@@ -140,9 +140,11 @@ class SplitMix(Method):
         cut, parts = self.cut_for(state, budget, model), by_base(state.weights)
         names = self.policy.travelling(model)
         chosen = [parts[base] for base in range(self.bases_for(budget, model))]
-        return Deployed(
-            tuple(Patch({n: v.clone() for n, v in part.items() if n in names}, cut) for part in chosen)
-        )
+        pieces = [Patch({n: v.clone() for n, v in part.items() if n in names}, cut) for part in chosen]
+        return Deployed(tuple(self.as_deployed(piece, model) for piece in pieces))
+
+    def as_deployed(self, patch: Patch, model: ElasticModel) -> Patch:
+        return folded(model, patch, scaler(model, patch.cut, self.policy)) if self.scaler else patch
 
 
 def named(values: Mapping[str, Tensor], base: int) -> dict[str, Tensor]:
