@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.seeds import Seeds
 
-Action = Literal["train", "calibrate", "evaluate", "search"]
+Action = str  # train, calibrate, evaluate; or a method's own
 Metrics = Mapping[str, float]
 
 

@@ -155,12 +155,22 @@ class Method:
         return state
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
-        """What one local step costs for one example; a backward pass counts as two forward passes."""
+        """What one local step costs for one example; a backward pass counts as two forward passes.
+
+        The task is the one that was sent: nothing of it is prepared.
+        """
         cost = model.cost(task.patch.cut)
         return replace(cost, macs=3 * cost.macs)
 
+    def measuring_work(self, task: Task, model: ElasticModel) -> Cost:
+        """What ``calibrate`` or ``evaluate`` costs for one example: a forward pass of every network that it runs."""
+        return model.cost(task.patch.cut)
+
     def work_by_steps(self, task: Task, model: ElasticModel) -> Cost:
-        """``work`` for methods whose steps differ: their mean, which the server knows because draws are derived."""
+        """``work`` for methods whose steps differ: their mean, known to the server where draws are derived from seeds.
+
+        It asks ``step_cuts`` for a task that is not prepared.
+        """
         steps = self.local.steps_for(task.client.num_examples)
         passes = [model.cost(cut).macs for step in range(steps) for cut in self.step_cuts(task, step, model)]
         held = model.cost(task.patch.cut)
@@ -176,7 +186,7 @@ class Method:
         return Deployed((self.as_deployed(self.policy.deployable(model, state.weights, cut), model),))
 
     def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> Mapping[str, Any]:
-        """After every merge and evaluation: plain small values for the round's record, such as a ``stage``."""
+        """After every merge and evaluation: plain small values for the record; ``stage`` or ``progress`` are shown."""
         return {}
 
     def diagnostics(self, state: ServerState, model: ElasticModel) -> Mapping[str, Tensor]:

@@ -29,7 +29,7 @@ BINS = 12  # cells of a map along each axis, at most
 def coverage(run: ReportedRun, after: int = 0, until: int | None = None) -> dict[str, Counts]:
     """For every weight: how often each of its (output, input) pairs was trained, over clients and these rounds."""
     layers: Mapping[str, Sequence[Mapping[str, Any]]] = run.setup.get("layers", {})
-    widths: Mapping[str, int] = run.setup.get("groups", {})
+    unit_counts: Mapping[str, int] = run.setup.get("groups", {})
     counts: dict[str, Counts] = {}
     extents = {name: [_extent(axis) for axis in axes] for name, axes in layers.items()}
     for cut, tags, count in _cuts(run, after, until):
@@ -41,7 +41,7 @@ def coverage(run: ReportedRun, after: int = 0, until: int | None = None) -> dict
             if plain(name) in cut.absent:
                 continue
             # A weight with a tag is a tensor of its own, which is held whole.
-            held = [_held(side, Cut() if tags else cut, widths) for side in sides]
+            held = [_held(side, Cut() if tags else cut, unit_counts) for side in sides]
             counts[name] += count * np.multiply.outer(held[0], held[1])
     return counts
 
@@ -61,8 +61,8 @@ def _extent(axis: Mapping[str, Any]) -> Extent:
     return Extent(axis["length"], tuple(Axis(*each) for each in axis["axes"]))
 
 
-def _held(extent: Extent, cut: Cut, widths: Mapping[str, int]) -> Counts:
-    kept = kept_positions(extent, cut, widths)
+def _held(extent: Extent, cut: Cut, unit_counts: Mapping[str, int]) -> Counts:
+    kept = kept_positions(extent, cut, unit_counts)
     held = np.zeros(extent.length, dtype=np.int64)
     held[: kept if isinstance(kept, int) else None] = isinstance(kept, int)
     if not isinstance(kept, int):

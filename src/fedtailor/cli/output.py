@@ -128,10 +128,9 @@ class RoundProgress:
             messages.print(line, soft_wrap=True)
 
     def _show_stage(self, record: RoundRecord) -> None:
-        """What a method of several stages is at; without a bar, a line for each round of the search and each change."""
-        before, stage = self.stage, str(record.method.get("stage", ""))
-        if stage == "search":
-            stage = f"search ({record.method['searched']} clients)"
+        """What a method of several stages says that it is at; without a bar, a line for each change."""
+        said = record.method
+        before, stage = self.stage, str(said.get("progress", said.get("stage", "")))
         self.stage = stage
         if stage != before and self.bar is None:
             messages.print(f"{self.title}  round {record.round}/{self.rounds}  {stage}", soft_wrap=True)

@@ -183,7 +183,9 @@ class LocalSteps:
         layout = self.layouts.at(inner)
         with torch.no_grad():
             leaves = {
-                n: gather(value, table[n]) if n in table else value for n, value in self.weights.items()
+                n: gather(value, table[n]) if n in table else value
+                for n, value in self.weights.items()
+                if n not in inner.absent
             }
             leaves |= {
                 n: _leaf(value, False, layout)

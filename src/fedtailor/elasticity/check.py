@@ -70,9 +70,9 @@ def random_cut(groups: ChannelGroups, generator: np.random.Generator) -> Cut:
     """Any allowed number of any units of every elastic group."""
     channels = {}
     for group in groups.elastic:
-        width = groups.counts[group]
-        count = groups.constraint(group).round_up(int(generator.integers(1, width + 1)), of=width)
-        channels[group] = np.sort(generator.choice(width, count, replace=False)).tolist()
+        units = groups.counts[group]
+        count = groups.constraint(group).round_up(int(generator.integers(1, units + 1)), of=units)
+        channels[group] = np.sort(generator.choice(units, count, replace=False)).tolist()
     return Cut.of(groups, channels)
 
 
@@ -154,11 +154,11 @@ def culprit(model: ElasticModel, traced: Traced, weights: Mapping[str, Tensor], 
     start = time.monotonic()
     generator = np.random.default_rng(1)
     for group in model.groups.elastic:
-        width = model.groups.counts[group]
-        count = model.groups.constraint(group).round_up(max(1, width // 2), of=width)
-        if count == width:
+        full = model.groups.counts[group]
+        count = model.groups.constraint(group).round_up(max(1, full // 2), of=full)
+        if count == full:
             continue
-        units = np.sort(generator.choice(width, count, replace=False)).tolist()
+        units = np.sort(generator.choice(full, count, replace=False)).tolist()
         if compare(model, traced, Cut.of(model.groups, {group: units}), weights, batch):
             lies = ", ".join(f"{tensor} axis {dim}" for tensor, dim in model.groups.tensors(group)[:3])
             return f"group {group!r}, which lies on {lies}"

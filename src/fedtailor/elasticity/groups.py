@@ -41,9 +41,9 @@ class Axis:
         unit = np.asarray(units, dtype=np.int64)[None, :, None] * self.repeat
         return np.sort((self.offset + block + unit + np.arange(self.repeat, dtype=np.int64)).ravel())
 
-    def spans(self, length: int, width: int) -> bool:
+    def spans(self, length: int, count: int) -> bool:
         """Whether the units of the group fill an axis of this length in their order, so that a prefix is a prefix."""
-        return self.offset == 0 and self.blocks == 1 and width * self.repeat == length
+        return self.offset == 0 and self.blocks == 1 and count * self.repeat == length
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,9 @@ class EFD(FederatedDropout):
         owner = client.id if self.mask == "client" else None
         channels = {}
         for group in model.groups.elastic:
-            width = model.groups.counts[group]
-            units = whole.count(group, width)
-            share = Fraction(able.count(group, width), units)
+            full = model.groups.counts[group]
+            units = whole.count(group, full)
+            share = Fraction(able.count(group, full), units)
             count = units if share >= 1 else kept(share, units, self.align)
             generator = seeds.numpy(f"dropout {group}", client=owner, round=state.round)
             channels[group] = np.sort(generator.choice(units, size=count, replace=False)).tolist()

@@ -62,7 +62,7 @@ class HeteroFL(Method):
             return task
         rows: Sequence[int] = present.nonzero().flatten().tolist()
         leased, classes = task.lease.cut, _label_group(model.groups)
-        credited = Cut.of(model.groups, {**leased.channels, classes: rows}, leased.tag, leased.width)
+        credited = leased.with_channels(model.groups, {**leased.channels, classes: rows})
         return replace(task, lease=replace(task.lease, cut=credited))
 
     def forward(

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running import norm
 from fedtailor.messages import Task, Update
 from fedtailor.record import Spent
 from fedtailor.server.faults import Try
@@ -40,12 +35,12 @@ def asking_spent(setup: Setup, tasks: Sequence[Task], updates: Sequence[Update])
     return Spent(
         sum(task.nbytes for task in tasks),
         sum(update.patch.nbytes for update in updates),
-        sum(macs_of(asked[update.client], update, setup) for update in updates),
+        sum(macs_of(asked[update.client], setup) for update in updates),
     )
 
 
-def macs_of(task: Task, update: Update, setup: Setup) -> int:
-    """What a client computed to answer: one forward pass of every network that it ran, for each example.
+def macs_of(task: Task, setup: Setup) -> int:
+    """What a client computed to answer a question: what ``Method.measuring_work`` says, for each example.
 
     Examples are those that ``perform`` was given. Of a calibration in batches, a last batch of a single example is
     left out, because it has no variance and is not run. As in training, only clients whose answers can be used count.
@@ -53,24 +48,4 @@ def macs_of(task: Task, update: Update, setup: Setup) -> int:
     examples = len(setup.data.examples_for(task.client.id, task.action))
     if task.action == "calibrate" and examples % setup.method.local.batch_size == 1:
         examples -= 1
-    kept = setup.method.policy.kept_by_clients
-    cuts = networks_run(task, update, setup.model) if kept else [task.patch.cut]
-    return examples * sum(setup.model.cost(cut).macs for cut in cuts)
-
-
-def networks_run(task: Task, update: Update, model: ElasticModel) -> list[Cut]:
-    """Of a client that keeps its norm statistics: the whole network that it was sent, and its own part of it.
-
-    An evaluation runs both. A calibration runs the whole network; the own one too, unless the client had statistics
-    for it and they are, bit for bit, those that it still has afterwards.
-    """
-    whole, own = task.patch.cut, task.lease.cut
-    if task.action == "evaluate":
-        return [whole, own]
-    names = norm.tagged_statistics(model, own)
-    kept = all(
-        name in task.memory and torch.equal(task.memory[name].cpu(), update.memory[name].cpu())
-        for name in names
-        if name in update.memory
-    )
-    return [whole] if kept else [whole, own]
+    return examples * setup.method.measuring_work(task, setup.model).macs

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.elasticity.costing.budget import Budget
-from fedtailor.elasticity.costing.fitting import fit
+from fedtailor.elasticity.costing.fitting import fit, meets
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.elasticity.running import norm
 from fedtailor.engines.protocol import Engine, Measuring
 from fedtailor.fleet import Tier
@@ -86,6 +87,10 @@ def _can_run(setup: Setup, state: ServerState, client: Client, cut: Cut) -> bool
     method, model = setup.method, setup.model
     if client.budget.density is not None or cut.sparse is not None:
         return method.cut_for(state, client.budget, model).holds(cut)
+    if cut.absent:  # no prefix holds it: what it costs decides
+        width = client.budget.width
+        wide = width is None or cut.share(model.groups) <= as_width(width)
+        return wide and meets(model.costs, cut, client.budget, method.workload)
     return fit(model.costs, client.budget, method.align, workload=method.workload).holds(cut)
 
 

@@ -68,9 +68,9 @@ class LeasedFrame:
     @cached_property
     def slack(self) -> int:
         """How much longer the head may become when a partial group lists its units."""
-        widths = self.model.groups.counts
+        counts = self.model.groups.counts
         return sum(
-            16 + 7 * len(group) + (len(str(widths[group])) + 1) * widths[group]
+            16 + 7 * len(group) + (len(str(counts[group])) + 1) * counts[group]
             for group in self.lease.partial
         )
 
@@ -109,7 +109,7 @@ def _stated_cut(view: memoryview, leased: LeasedFrame) -> Cut:
     try:
         for group in leased.lease.partial & channels.keys():
             kept[group] = units_from(channels[group], leased.model.groups.counts[group])
-        cut = Cut.of(leased.model.groups, kept, leased.lease.cut.tag, leased.lease.cut.width)
+        cut = leased.lease.cut.with_channels(leased.model.groups, kept)
     except FedtailorError as error:
         raise DecodeError(f"the header names no cut of this model: {error}") from None
     if not leased.lease.cut.holds(cut):

@@ -115,7 +115,7 @@ def test_search_ends_within_flops_and_parameters_of_the_width():
         cost, allowed = model.cost(cut), model.cost(prefix(model.groups, as_width(width)))
         assert cost.macs <= allowed.macs
         assert cost.params <= allowed.params
-        assert state.memory["widths"][1] == {
+        assert state.memory["architectures"][1] == {
             group: cut.count(group, model.groups.counts[group]) for group in model.groups.elastic
         }
         assert method.perform(task, data.client(1), model).metrics == update.metrics
@@ -133,7 +133,7 @@ def test_one_limit_alone_is_kept_too():
         method = FedCS(local=LOCAL, warmup=0)
         task = method.assign(method.init(model), Client(0, "t", budget, 12), model, Seeds(0))
         state = method.merge(method.init(model), [method.perform(task, data.client(0), model)], model)
-        cost = model.cost(architecture(state.memory["widths"][0], model))
+        cost = model.cost(architecture(state.memory["architectures"][0], model))
         assert getattr(cost, measure) <= 0.4 * getattr(full, measure)
 
 

@@ -235,8 +235,8 @@ def broken_limits(
     costs: ModelCosts, cut: Cut, budget: Budget, workload: Workload | None = None
 ) -> tuple[str, ...]:
     """The limits on cost that a cut breaks; ``width`` and ``density`` say how cuts are made, not what they cost."""
-    counts, allowed = costs.counts(cut), absolute_limits(costs, budget, workload)
-    return tuple(n for n, limit in allowed.items() if costs.measure(n, counts, workload) > limit)
+    allowed = absolute_limits(costs, budget, workload)
+    return tuple(name for name, limit in allowed.items() if costs.of_limit(name, cut, workload) > limit)
 
 
 def meets(costs: ModelCosts, cut: Cut, budget: Budget, workload: Workload | None = None) -> bool:

@@ -80,7 +80,8 @@ class ModelCosts:
         Weights that a mask leaves out are not stored or sent, but the kernels multiply by their zeros all the same.
         """
         if cut.sparse is not None:
-            whole, pruned = self.of(cut.unmasked, workload), cut.sparse.pruned
+            whole = self.of(cut.unmasked, workload)
+            pruned = {name: count for name, count in cut.sparse.pruned.items() if name not in cut.absent}
             saved = sum(count * self.pieces.dtype(name).itemsize for name, count in pruned.items())
             return replace(whole, params=whole.params - sum(pruned.values()), bytes=whole.bytes - saved)
         counts, fixed = self.counts(cut), tuple(cut.channels.get(g) for g in self.pieces.groups.fixed)
@@ -93,6 +94,21 @@ class ModelCosts:
             self.measure("bytes", counts),
             memory,
         )
+
+    def of_limit(self, limit: str, cut: Cut, workload: Workload | None = None) -> int:
+        """What a cut costs, in the unit of a limit."""
+        if not cut.absent:
+            return self.measure(limit, self.counts(cut), workload)
+        if limit == "step_time":
+            return step_time(self.pieces, cut, workload or Workload())
+        cost = self.of(cut, workload or Workload())
+        named = {
+            "macs": cost.macs,
+            "params": cost.params,
+            "bytes": cost.bytes,
+            "memory": cost.training_memory,
+        }
+        return named[limit] or 0
 
     def measure(self, limit: str, counts: Counts, workload: Workload | None = None) -> int:
         """The cost that a limit speaks of, in the unit of the limit."""

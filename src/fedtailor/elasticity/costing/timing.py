@@ -20,7 +20,11 @@ def step_time(model: Pieces, cut: Cut, workload: Workload, seconds: float = SECO
     The fastest of repeated steps counts: everything else that runs here makes steps slower, never faster.
     """
     weights = laid_out(model.cut(model.weights(), cut).values, Layouts(model).at(cut))
-    trained = [weights[name].requires_grad_() for name in model.parameters if name in model.trainable]
+    trained = [
+        weights[name].requires_grad_()
+        for name in model.parameters
+        if name in model.trainable & weights.keys()
+    ]
     optimiser = torch.optim.SGD(trained, lr=1e-6, momentum=0.9 if workload.optimiser_slots else 0.0)
     rows = torch.arange(workload.batch_size)
     batch = map_tensors(model.example, lambda column: column.detach().index_select(0, rows % len(column)))

@@ -16,21 +16,21 @@ from fedtailor.errors import FedtailorError, unknown
 Units = range | tuple[int, ...]  # sorted; a prefix is always a ``range`` so that it hashes and slices fast
 
 
-def as_units(units: Iterable[int], width: int, group: str) -> Units:
+def as_units(units: Iterable[int], count: int, group: str) -> Units:
     """Sorted, unique and in range, a prefix as ``range``; anything else is refused by name.
 
     >>> as_units([0, 1, 2], 8, "conv1"), as_units([2, 5], 8, "conv1")
     (range(0, 3), (2, 5))
     """
-    if isinstance(units, range) and units.start == 0 and units.step == 1 and 0 < len(units) <= width:
+    if isinstance(units, range) and units.start == 0 and units.step == 1 and 0 < len(units) <= count:
         return units
     values = tuple(int(unit) for unit in units)
     if not values:
         raise FedtailorError(f"group {group!r}: no unit kept; at least one is needed")
     if any(b <= a for a, b in pairwise(values)):
         raise FedtailorError(f"group {group!r}: units must be sorted and unique")
-    if values[0] < 0 or values[-1] >= width:
-        raise FedtailorError(f"group {group!r}: units {values[0]}..{values[-1]} lie outside 0..{width - 1}")
+    if values[0] < 0 or values[-1] >= count:
+        raise FedtailorError(f"group {group!r}: units {values[0]}..{values[-1]} lie outside 0..{count - 1}")
     return range(len(values)) if values[-1] == len(values) - 1 else values
 
 
@@ -71,6 +71,7 @@ class Cut:
         channels: Mapping[str, Iterable[int]],
         tag: str = "",
         width: Fraction | None = None,
+        absent: frozenset[str] = frozenset(),
     ) -> Cut:
         """A checked cut: known groups, valid units; groups that are kept whole are left out."""
         kept: dict[str, Units] = {}
@@ -80,10 +81,14 @@ class Cut:
             units = as_units(channels[group], groups.counts[group], group)
             if len(units) < groups.counts[group]:
                 kept[group] = units
-        if not kept and not tag:
+        if not kept and not tag and not absent:
             return Cut.everything()
-        cut = Cut(kept, tag, width=width)
+        cut = Cut(kept, tag, width=width, absent=absent)
         return cut if tag else replace(cut, tag=cut.digest)
+
+    def with_channels(self, groups: ChannelGroups, channels: Mapping[str, Iterable[int]]) -> Cut:
+        """The same cut with other units, under the same tag; what it leaves out beside channels stays left out."""
+        return replace(self, channels=Cut.of(groups, channels, self.tag or "1").channels)
 
     def without(self, tensors: Iterable[str], tag: str) -> Cut:
         """The same cut less some tensors, under a tag of its own."""

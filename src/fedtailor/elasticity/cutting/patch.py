@@ -36,36 +36,36 @@ class Patch:
         return sum(value.numel() * value.element_size() for value in self.values.values())
 
 
-def kept_positions(extent: Extent, cut: Cut, widths: Mapping[str, int]) -> Indices | int:
+def kept_positions(extent: Extent, cut: Cut, counts: Mapping[str, int]) -> Indices | int:
     """The positions of one axis that a cut keeps; a number n stands for the prefix 0 .. n-1."""
     driven = [axis for axis in extent.axes if axis.group in cut.channels]
     if not driven:
         return extent.length
     first, units = driven[0], cut.channels[driven[0].group]
-    if isinstance(units, range) and first.spans(extent.length, widths[first.group]):
+    if isinstance(units, range) and first.spans(extent.length, counts[first.group]):
         return len(units) * first.repeat  # a prefix, as nearly always
     keep = np.ones(extent.length, dtype=bool)
     for axis in driven:
         units = cut.channels[axis.group]
-        keep[axis.positions(range(widths[axis.group]))] = False
+        keep[axis.positions(range(counts[axis.group]))] = False
         keep[axis.positions(units)] = True
     positions = np.flatnonzero(keep)
     return len(positions) if positions[-1] == len(positions) - 1 else positions
 
 
-def where_of(extents: Sequence[Extent], cut: Cut, widths: Mapping[str, int]) -> tuple[Index, ...]:
+def where_of(extents: Sequence[Extent], cut: Cut, counts: Mapping[str, int]) -> tuple[Index, ...]:
     """The index of one tensor at a cut, axis by axis."""
-    kept = (kept_positions(extent, cut, widths) for extent in extents)
+    kept = (kept_positions(extent, cut, counts) for extent in extents)
     return tuple(_as_index(positions, extent.length) for positions, extent in zip(kept, extents, strict=True))
 
 
 def where_inside(
-    extents: Sequence[Extent], outer: Cut, inner: Cut, widths: Mapping[str, int]
+    extents: Sequence[Extent], outer: Cut, inner: Cut, counts: Mapping[str, int]
 ) -> tuple[Index, ...]:
     """The index of ``inner`` inside a tensor that was already cut to ``outer``."""
     index: list[Index] = []
     for extent in extents:
-        held, wanted = kept_positions(extent, outer, widths), kept_positions(extent, inner, widths)
+        held, wanted = kept_positions(extent, outer, counts), kept_positions(extent, inner, counts)
         length = held if isinstance(held, int) else len(held)
         if isinstance(held, int):
             index.append(_as_index(wanted, length))

@@ -92,13 +92,13 @@ def random_units(groups: ChannelGroups, size: Cut, generators: Callable[[str], n
     for group, units in size.channels.items():
         drawn = generators(group).choice(groups.counts[group], size=len(units), replace=False)
         channels[group] = np.sort(drawn).tolist()
-    return Cut.of(groups, channels)
+    return Cut.of(groups, channels, absent=size.absent)
 
 
 def window(groups: ChannelGroups, size: Cut, start: Callable[[str], int]) -> Cut:
     """As many consecutive units of every group as ``size`` keeps, from ``start(group)`` on and around the end."""
     channels = {}
     for group, units in size.channels.items():
-        width = groups.counts[group]
-        channels[group] = sorted((start(group) + step) % width for step in range(len(units)))
-    return Cut.of(groups, channels)
+        count = groups.counts[group]
+        channels[group] = sorted((start(group) + step) % count for step in range(len(units)))
+    return Cut.of(groups, channels, absent=size.absent)

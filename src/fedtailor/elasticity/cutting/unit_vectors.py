@@ -119,9 +119,9 @@ class UnitMap:
         units = np.full(extent.length, self.total, dtype=np.int64)
         for axis in extent.axes:
             if axis.group in self.slices:
-                width = self.groups.counts[axis.group]
-                own = np.repeat(np.arange(width) + self.slices[axis.group].start, axis.repeat)
-                units[axis.positions(range(width))] = np.tile(own, axis.blocks)
+                count = self.groups.counts[axis.group]
+                own = np.repeat(np.arange(count) + self.slices[axis.group].start, axis.repeat)
+                units[axis.positions(range(count))] = np.tile(own, axis.blocks)
         return units
 
 

@@ -286,14 +286,15 @@ class Pieces:
         """
         if cut.sparse is not None:
             whole = self.table(cut.unmasked, None if outer is None else outer.unmasked)
-            return {**whole, **_survivors(cut.sparse, outer)}
+            survivors = _survivors(cut.sparse, outer).items()
+            return {**whole, **{name: where for name, where in survivors if name not in cut.absent}}
         key = (cut.unmasked, None if outer is None else outer.unmasked)
         if key not in self._tables:
-            widths = self.groups.counts
+            counts = self.groups.counts
             self._tables[key] = {
-                name: where_of(extents, cut, widths)
+                name: where_of(extents, cut, counts)
                 if outer is None
-                else where_inside(extents, outer, cut, widths)
+                else where_inside(extents, outer, cut, counts)
                 for name, extents in self.groups.extents.items()
                 if name not in cut.absent
             }

@@ -42,7 +42,7 @@ def folded(model: Pieces, patch: Patch, factors: Mapping[str, float]) -> Patch:
     """The piece that computes without factors what this one computes with them."""
     values = dict(patch.values)
     for layer, factor in factors.items():
-        for name in carriers(model, layer):
+        for name in values.keys() & carriers(model, layer):
             values[name] = values[name] * factor
     return Patch(values, patch.cut)
 

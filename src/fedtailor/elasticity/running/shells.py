@@ -7,6 +7,7 @@ numbers before a call makes one shell serve every cut.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import kept_positions
 from fedtailor.elasticity.groups import ChannelGroups, Size
-from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers
+from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers, under
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
 
 Mode = Literal["train", "eval", "calibrate"]
@@ -40,11 +41,12 @@ class Shell:
     def fit(self, cut: Cut, mode: Mode, held: Collection[str]) -> nn.Module:
         """The shell at the sizes of ``cut``; norms without statistics in ``held`` use those of the batch."""
         if cut != self._cut:
-            for path, layer in self._skipped.items():
-                _put(self.module, path, layer)
+            self._skip_nothing()
+            skipped = self._skipped_by(cut)  # refuses what makes no network, before anything is changed
             resize(self.module, self.groups, cut)
-            self._skip(cut)
-            self._cut = cut
+            for path in skipped:
+                _put(self.module, path, Skipped())
+            self._skipped, self._cut = skipped, cut
         self.module.train(mode == "train")
         for path, norm in self.norms.items():
             norm.train(mode != "eval")
@@ -53,26 +55,34 @@ class Shell:
             norm.momentum = None if mode == "calibrate" else self._momenta[path]
         return self.module
 
-    def _skip(self, cut: Cut) -> None:
-        """Take out the layers that a cut leaves no tensor of."""
-        if cut.absent and isinstance(self.module, SizedGraph):
+    def _skip_nothing(self) -> None:
+        """Put back the layers that the last cut did without."""
+        for path, layer in self._skipped.items():
+            _put(self.module, path, layer)
+        self._skipped, self._cut = {}, dataclasses.replace(self._cut, absent=frozenset())
+
+    def _skipped_by(self, cut: Cut) -> dict[str, nn.Module]:
+        if isinstance(self.module, SizedGraph):
             refuse_skipping(cut)
-        self._skipped = {path: self.module.get_submodule(path) for path in skipped_layers(self.module, cut)}
-        for path in self._skipped:
-            _put(self.module, path, Skipped())
+        return {path: self.module.get_submodule(path) for path in skipped_layers(self.module, cut)}
 
     @contextmanager
     def altered(self, scale: Scale | None, replace: Replacement | None) -> Iterator[None]:
-        """Multiply the outputs of some layers, or replace the computation of others, inside the block."""
+        """Multiply the outputs of some layers, or replace the computation of others, inside the block.
+
+        Layers that the cut skips have no output to multiply and no computation to replace.
+        """
         handles = []
-        for path, factor in (scale or {}).items():
+        replace = {path: f for path, f in (replace or {}).items() if not under(path, self._skipped)}
+        scale = {path: f for path, f in (scale or {}).items() if not under(path, self._skipped)}
+        for path, factor in scale.items():
             layer = self.module.get_submodule(path)
             handles.append(layer.register_forward_hook(_multiplied(factor)))
         # PyTorch's fused Transformer layers would not call the layers inside them.
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(fused and not replace)
-        replaced = [self.module.get_submodule(path) for path in replace or {}]
-        for layer, function in zip(replaced, (replace or {}).values(), strict=True):
+        replaced = [self.module.get_submodule(path) for path in replace]
+        for layer, function in zip(replaced, replace.values(), strict=True):
             layer.forward = function
         try:
             yield
@@ -104,8 +114,11 @@ def tracks_statistics(layer: nn.Module) -> bool:
 
 
 def resize(module: nn.Module, groups: ChannelGroups, cut: Cut) -> None:
-    """Set every size attribute that the trace recorded to what ``cut`` keeps."""
+    """Set every size attribute that the trace recorded to what ``cut`` keeps; layers that are skipped have none."""
+    skipped = [p for p, layer in module.named_modules() if isinstance(layer, Skipped)] if cut.absent else []
     for size in groups.sizes:
+        if under(size.layer, skipped):
+            continue
         kept = kept_positions(size.extent, cut, groups.counts)
         _set(module.get_submodule(size.layer), size, kept if isinstance(kept, int) else len(kept))
 

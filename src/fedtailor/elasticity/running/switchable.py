@@ -72,7 +72,7 @@ class Switchable(nn.Module):
     @torch.no_grad()
     def switch(self, width: WidthLike) -> Switchable:
         """Run at this width from now on; returns the network itself."""
-        tag = str(as_width(width))
+        tag = width if isinstance(width, str) and width in self.cuts else str(as_width(width))
         if tag not in self.cuts:
             raise unknown("width", tag, self.cuts)
         resize(self._active, self.groups, self.cuts[tag])
@@ -81,7 +81,8 @@ class Switchable(nn.Module):
         own = {name: self.get_buffer(_buffer(name, tag)) for name in self.statistics[tag]}
         values = {n: gather(value, places[n]) if places else value for n, value in tensors.items()} | own
         for second, first in self.groups.ties.items():
-            values[second] = values[first]
+            if first in values:
+                values[second] = values[first]
         for name, value in values.items():
             owner, _, leaf = name.rpartition(".")
             is_parameter = self.groups.ties.get(name, name) in parameters
@@ -107,6 +108,10 @@ def switchable(model: Pieces, patches: Sequence[Patch]) -> Switchable:
     if any(patch.cut.sparse is not None for patch in patches):
         raise FedtailorError(
             "masks of single weights make no narrower network: deploy each density by itself"
+        )
+    if any(patch.cut.absent != patches[0].cut.absent for patch in patches):
+        raise FedtailorError(
+            "pieces that leave out different layers are different networks: deploy each by itself"
         )
     widest = next((one for one in patches if all(one.cut.holds(other.cut) for other in patches)), None)
     if widest is None:

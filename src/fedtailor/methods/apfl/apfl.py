@@ -38,7 +38,7 @@ class APFL(FedCS):
         """In FedPA's first round, the state with the weights that it starts from: those of the module."""
         memory = state.memory
         trained = memory["stage"] == "fedpa"
-        searched = memory["over"] or all(client in memory["widths"] for client in clients)
+        searched = memory["over"] or all(client in memory["architectures"] for client in clients)
         if self.inherit or trained or state.round < self.warmup_rounds or not searched:
             return state
         return replace(state, weights=model.weights())

@@ -15,14 +15,14 @@ from fedtailor.messages import Update
 UNITS = "units of "  # what precedes a group's name in the answer of a search
 
 
-def architecture(widths: Mapping[str, int], model: ElasticModel) -> Cut:
+def architecture(counts: Mapping[str, int], model: ElasticModel) -> Cut:
     """The cut that keeps so many units of each group; a group that is not named is kept whole."""
-    for group, units in widths.items():
+    for group, units in counts.items():
         if group not in model.groups.elastic:
             raise unknown("channel group", group, model.groups.elastic)
         full = model.groups.counts[group]
         require(1 <= units <= full, f"units of group {group}", units, f"1 to {full}")
-    return Cut.of(model.groups, {group: range(units) for group, units in widths.items()})
+    return Cut.of(model.groups, {group: range(units) for group, units in counts.items()})
 
 
 def reported_units(counts: Sequence[int], model: ElasticModel) -> dict[str, float]:
@@ -30,7 +30,7 @@ def reported_units(counts: Sequence[int], model: ElasticModel) -> dict[str, floa
     return {f"{UNITS}{group}": float(n) for group, n in zip(model.groups.elastic, counts, strict=True)}
 
 
-def found_widths(update: Update, model: ElasticModel) -> dict[str, int]:
+def found_architecture(update: Update, model: ElasticModel) -> dict[str, int]:
     """What a client says it found; nothing where that is no architecture, so that it will keep a uniform width."""
     said = {n.removeprefix(UNITS): v for n, v in update.metrics.items() if n.startswith(UNITS)}
     full = {group: model.groups.counts[group] for group in model.groups.elastic}
@@ -38,10 +38,10 @@ def found_widths(update: Update, model: ElasticModel) -> dict[str, int]:
     return {group: int(units) for group, units in said.items()} if sound else {}
 
 
-def described(widths: Mapping[str, int], model: ElasticModel) -> dict[str, Any]:
+def described(counts: Mapping[str, int], model: ElasticModel) -> dict[str, Any]:
     """What an architecture costs, and the share of units that it keeps of every channel group."""
-    cost, full = model.cost(architecture(widths, model)), model.groups.counts
-    kept = {group: round(units / full[group], 4) for group, units in widths.items()}
+    cost, full = model.cost(architecture(counts, model)), model.groups.counts
+    kept = {group: round(units / full[group], 4) for group, units in counts.items()}
     return {"macs": cost.macs, "params": cost.params, "kept": kept}
 
 

@@ -30,7 +30,7 @@ from fedtailor.methods.apfl.architectures import (
     architecture,
     can_run_all,
     described,
-    found_widths,
+    found_architecture,
     reported_units,
 )
 from fedtailor.methods.apfl.channel_search import LocalScore, Shrinking, searched
@@ -46,7 +46,7 @@ from fedtailor.seeds import Seeds
 class FedCS(PartialAggregation):
     """Warm-up of a slimmable super-network, then greedy local channel pruning; ``apfl`` goes on with FedPA.
 
-    What was found is in ``ServerState.memory["widths"]``: client -> group -> units, and in ``metrics.jsonl``.
+    What was found is in ``ServerState.memory["architectures"]``: client -> group -> units, and in ``metrics.jsonl``.
     """
 
     # The four networks of a warm-up step take more memory and time than one.
@@ -91,7 +91,7 @@ class FedCS(PartialAggregation):
 
     def init(self, model: ElasticModel) -> ServerState:
         stage = "warm-up" if self.warmup_rounds else "search"
-        return ServerState(0, model.weights(), {"widths": {}, "over": False, "stage": stage})
+        return ServerState(0, model.weights(), {"architectures": {}, "over": False, "stage": stage})
 
     def participants(
         self, state: ServerState, clients: Sequence[Client], model: ElasticModel
@@ -109,9 +109,9 @@ class FedCS(PartialAggregation):
 
     def unsearched(self, state: ServerState, clients: Sequence[Client]) -> list[Client]:
         """Who is next in the search; nobody when all have answered, or when nobody did who was asked."""
-        if state.memory["over"] or len(state.memory["widths"]) == len(clients):
+        if state.memory["over"] or len(state.memory["architectures"]) == len(clients):
             return []
-        left = [client for client in clients if client.id not in state.memory["widths"]]
+        left = [client for client in clients if client.id not in state.memory["architectures"]]
         return left[: self.search_at_once or None]
 
     def trainers(self, clients: Sequence[Client]) -> Sequence[Client]:
@@ -120,7 +120,7 @@ class FedCS(PartialAggregation):
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """theta_k; a client that has not searched, or whose budget has become smaller, keeps a uniform width."""
-        found = state.memory["widths"].get(client.id)
+        found = state.memory["architectures"].get(client.id)
         if found is not None and self.affordable(cut := architecture(found, model), client.budget, model):
             return cut
         return self.cut_for(state, client.budget, model)
@@ -128,7 +128,7 @@ class FedCS(PartialAggregation):
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """The super-network to warm it up or to search in it; afterwards the client's part of it."""
         warming = state.round < self.warmup_rounds
-        if not warming and (state.memory["over"] or client.id in state.memory["widths"]):
+        if not warming and (state.memory["over"] or client.id in state.memory["architectures"]):
             return super().assign(state, client, model, seeds)
         patch = model.cut(state.weights, Cut.everything(), self.policy.travelling(model))
         names = frozenset(patch.values) if warming else frozenset[str]()
@@ -139,20 +139,23 @@ class FedCS(PartialAggregation):
         """Average what was trained; note what was found."""
         merged, memory = super().merge(state, updates, model), state.memory
         warming = state.round < self.warmup_rounds
-        found = {update.client: found_widths(update, model) for update in updates if not update.patch.values}
-        widths = {**memory["widths"], **found}
+        found = {
+            update.client: found_architecture(update, model) for update in updates if not update.patch.values
+        }
+        known = {**memory["architectures"], **found}
         stage = "warm-up" if warming else "search" if found else "fedpa" if updates else memory["stage"]
         # Where nobody answers the search is over, and whoever has not searched keeps a uniform width.
         over = memory["over"] or not (warming or updates)
-        return replace(merged, memory={**memory, "widths": widths, "over": over, "stage": stage})
+        return replace(merged, memory={**memory, "architectures": known, "over": over, "stage": stage})
 
     def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> dict[str, Any]:
         """The stage; of a search round what its clients found: its cost, and the share of units kept of every group."""
-        said = {"stage": state.memory["stage"], "searched": len(state.memory["widths"])}
+        said = {"stage": state.memory["stage"], "searched": len(state.memory["architectures"])}
         if state.memory["stage"] != "search":
             return said
-        widths = {update.client: state.memory["widths"].get(update.client) for update in updates}
-        found = {str(client): described(each, model) for client, each in widths.items() if each}
+        said["progress"] = f"search ({said['searched']} clients)"
+        known = {update.client: state.memory["architectures"].get(update.client) for update in updates}
+        found = {str(client): described(each, model) for client, each in known.items() if each}
         return {**said, "architectures": found}
 
     # Warm-up on the client: the sandwich rule

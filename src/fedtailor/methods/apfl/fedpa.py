@@ -16,6 +16,7 @@ from fedtailor.client import sgd
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.fitting import fit, meets
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
@@ -74,12 +75,20 @@ class PartialAggregation(Method):
         """Measure the super-network's statistics; the own network's where there are none, or ``recalibrate`` asks."""
         measured: dict[str, Tensor] = {}
         own = task.lease.cut
-        known = not self.recalibrate and norm.calibrated(model, task.memory, own)
-        for cut in (SUPER,) if known else (SUPER, own):
+        for cut in (SUPER,) if self._known(task, model) else (SUPER, own):
             patch = Patch(model.narrow(task.patch, cut).values, cut)  # of this tag
             measured |= norm.measure_statistics(model, patch, data, self.local.batch_size)[0]
         answer = self.answer(task, Patch({}, own), task.client.num_examples)
         return replace(answer, memory={**task.memory, **measured})
+
+    def measuring_work(self, task: Task, model: ElasticModel) -> Cost:
+        """Of an evaluation both networks; of a calibration the super-network, and the own one where it is measured."""
+        whole, own = model.cost(task.patch.cut), model.cost(task.lease.cut)
+        return whole if task.action == "calibrate" and self._known(task, model) else whole + own
+
+    def _known(self, task: Task, model: ElasticModel) -> bool:
+        """Whether a client's own network keeps the statistics that the client has."""
+        return not self.recalibrate and norm.calibrated(model, task.memory, task.lease.cut)
 
     def evaluate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """*Loc* and *Glo* on the examples given, with the statistics of the client's memory."""

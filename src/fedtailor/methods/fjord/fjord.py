@@ -95,7 +95,7 @@ class FjORD(Method):
         if self.slice_embeddings or not model.embedded:
             return cut
         sliced = {group: units for group, units in cut.channels.items() if group not in model.embedded}
-        return Cut.of(model.groups, sliced, cut.tag, cut.width)
+        return cut.with_channels(model.groups, sliced)
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         return self.largest_cut(budget, model)
