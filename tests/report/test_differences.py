@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from fedtailor.report.differences import paired, what_seeds_can_tell
+from fedtailor.report.differences import Difference, judged, paired, seeds_needed, what_seeds_can_tell
 
 
 def test_the_interval_is_students():
@@ -36,4 +38,41 @@ def test_few_seeds_are_called_few():
     assert "9.0 times" in what_seeds_can_tell(2)
     assert "is not equal" in what_seeds_can_tell(3)
     assert "is not equal" not in what_seeds_can_tell(5)
-    assert "0.20 false alarms" in what_seeds_can_tell(5, comparisons=4)
+
+
+def test_holm_multiplies_the_smallest_chance_by_the_number_of_comparisons():
+    given = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}
+    family = {name: Difference(5, 0.1, 0.1, 0.1, chance) for name, chance in given.items()}
+    chances = {name: each.chance for name, each in judged(family).items()}
+    assert chances == pytest.approx(
+        {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
+    )  # never below the one before it
+    assert [each.beyond_noise for each in judged(family).values()] == [True, False, False, True]
+    alone = judged({"a": family["b"]})
+    assert alone["a"].chance == 0.04
+
+
+def test_a_difference_that_stands_alone_may_not_stand_among_many():
+    near = paired([0.5, 0.5, 0.5, 0.5, 0.5], [0.51, 0.52, 0.5, 0.515, 0.505])
+    assert near.beyond_noise is True
+    chance = paired([0.5, 0.5, 0.5, 0.5, 0.5], [0.51, 0.49, 0.5, 0.505, 0.495])
+    many = judged({"near": near, **{f"other {n}": chance for n in range(5)}})
+    assert many["near"].beyond_noise is False
+    assert many["near"].half_width == near.half_width  # intervals are not corrected
+    single = judged({"one": paired([0.5], [0.6]), "near": near})
+    assert single["one"].beyond_noise is None
+    assert single["near"].chance == near.chance  # what has no chance is no comparison
+
+
+def test_how_many_seeds_a_point_takes():
+    """By simulation: so many seeds find a difference of one point in about four of five experiments."""
+    generator = np.random.default_rng(0)
+    for deviation in (0.005, 0.01, 0.02):
+        needed = seeds_needed(deviation)
+        draws = generator.normal(0.01, deviation, size=(4000, needed))
+        found = np.mean([stats.ttest_1samp(draw, 0).pvalue < 0.05 and draw.mean() > 0 for draw in draws])
+        assert found >= 0.78
+    assert seeds_needed(5.0) is None
+    words = what_seeds_can_tell(3, [paired([0.5, 0.6, 0.7], [0.52, 0.6, 0.71])] * 2)
+    assert "corrected for 2 comparisons (Holm)" in words
+    assert "telling a difference of one point takes" in words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from fedtailor.charts.grouping import percent
 from fedtailor.record import headline
 from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
-from fedtailor.report.differences import Difference, paired, what_seeds_can_tell
+from fedtailor.report.differences import Difference, judged, paired, what_seeds_can_tell
 from fedtailor.report.tables import Results, comparison_rows, comparison_table, join_by_tier, shown, totals
 from fedtailor.report.targets import (
     Records,
@@ -71,13 +71,40 @@ def costs_to_reach(results: Results, target: float, metric: str) -> dict[str, di
 
 
 def differences(results: Results, metric: str) -> dict[str, Difference]:
-    """Every method against the first one: the mean over tiers at the end, paired by seed."""
+    """Every method against the first one: the mean over tiers at the end, paired by seed, judged together."""
     ends = {
         method: [mean_over_tiers(last_evaluation(records), metric) for records in runs]
         for method, runs in results.items()
     }
     first, *others = ends
-    return {method: paired(ends[first], ends[method]) for method in others}
+    return judged({method: paired(ends[first], ends[method]) for method in others})
+
+
+def differences_by_tier(results: Results, metric: str) -> dict[str, dict[str, Difference]]:
+    """The same tier by tier: method -> tier; all of them are judged together."""
+    ends = {method: [last_evaluation(records) for records in runs] for method, runs in results.items()}
+    first, *others = ends
+    tiers = [tier for tier in ends[first][0] if all(tier in end for runs in ends.values() for end in runs)]
+    family = {
+        (method, tier): paired(
+            [end[tier][metric] for end in ends[first]], [end[tier][metric] for end in ends[method]]
+        )
+        for method in others
+        for tier in tiers
+    }
+    found = judged(family)
+    return {method: {tier: found[method, tier] for tier in tiers} for method in others}
+
+
+def _plain(found: Difference) -> dict[str, Any]:
+    return {
+        "mean": found.mean,
+        "deviation": found.deviation,
+        "half_width": found.half_width,
+        "chance": found.chance,
+        "beyond_noise": found.beyond_noise,
+        "verdict": found.verdict,
+    }
 
 
 def comparison_data(results: Results, per_cent: float | None = None) -> dict[str, Any]:
@@ -87,16 +114,11 @@ def comparison_data(results: Results, per_cent: float | None = None) -> dict[str
     if target is not None:
         answer["to_target"] = costs_to_reach(results, target, metric)
     answer["matching"] = matching(results, metric)
+    by_tier = differences_by_tier(results, metric)
     answer["differences"] = {
         "against": next(iter(results)),
         "methods": {
-            method: {
-                "mean": found.mean,
-                "deviation": found.deviation,
-                "half_width": found.half_width,
-                "beyond_noise": found.beyond_noise,
-                "verdict": found.verdict,
-            }
+            method: {**_plain(found), "tiers": {tier: _plain(each) for tier, each in by_tier[method].items()}}
             for method, found in differences(results, metric).items()
         },
     }
@@ -145,7 +167,36 @@ def _difference_table(results: Results, metric: str) -> Iterator[Table | Text]:
     for method, difference in found.items():
         table.add_row(method, with_interval(metric, difference), difference.verdict)
     yield table
-    yield Text(what_seeds_can_tell(len(results[first]), len(found)))
+    by_tier = differences_by_tier(results, metric)
+    tiers = list(next(iter(by_tier.values())))
+    if len(tiers) > 1:
+        yield _tier_table(first, tiers, by_tier, metric)
+    yield Text(what_seeds_can_tell(len(results[first]), found.values(), points=percent(metric) > 1))
+
+
+def _tier_table(
+    first: str, tiers: Sequence[str], by_tier: Mapping[str, Mapping[str, Difference]], metric: str
+) -> Table:
+    caption = "* larger than noise, of all differences in this table (Holm)"
+    table = Table(
+        title=f"Against {first} tier by tier: {metric}",
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+    )
+    table.add_column("method", overflow="fold", min_width=10)
+    for tier in tiers:
+        table.add_column(tier, justify="right", no_wrap=True)
+    for method, each in by_tier.items():
+        table.add_row(method, *(marked(metric, each[tier]) for tier in tiers))
+    return table
+
+
+def marked(metric: str, difference: Difference) -> str:
+    """``+1.2*``: the mean in points, with a star where it is larger than noise."""
+    factor = percent(metric)
+    text = f"{factor * difference.mean:+.{1 if factor > 1 else 3}f}"
+    return f"{text}{'*' if difference.beyond_noise else ' '}"
 
 
 def with_interval(metric: str, difference: Difference) -> str:

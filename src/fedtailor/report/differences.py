@@ -2,19 +2,26 @@
 
 Runs with the same seed share split, fleet, cohorts and starting weights, so methods are compared seed by seed: what is
 common to both drops out of the difference. The mean difference is judged by Student's t with n - 1 degrees of freedom.
+Of several comparisons some come out by chance: verdicts are corrected for their number (Holm), intervals are not.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from scipy import stats
 
 CONFIDENCE = 0.95
+POWER = 0.8  # of the experiment that ``seeds_needed`` speaks of
 ENOUGH_SEEDS = 5  # below it the interval is more than 1.4 times as wide as the normal one
+MOST_SEEDS = 1000
+POINT = 0.01  # of accuracy: what people want to tell apart
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -25,16 +32,19 @@ class Difference:
     mean: float
     deviation: float | None = None  # None: one seed has none
     half_width: float | None = None
+    chance: float | None = (
+        None  # of a difference so large where there is none (p), corrected once it is ``judged``
+    )
 
     @property
     def beyond_noise(self) -> bool | None:
-        """Whether the interval leaves zero out; None if it cannot be told.
+        """Whether chance is too small an explanation; None if it cannot be told.
 
         Accuracies come in steps of one test example, so equal differences on a few seeds are no sign of no noise.
         """
-        if self.half_width is None or (self.deviation == 0 and self.mean != 0):
+        if self.chance is None or (self.deviation == 0 and self.mean != 0):
             return None
-        return abs(self.mean) > self.half_width
+        return self.chance < 1 - CONFIDENCE
 
     @property
     def verdict(self) -> str:
@@ -55,16 +65,50 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
     'cannot be told with 2 seeds'
     """
     values = [b - a for a, b in zip(first, second, strict=True)]
-    mean = statistics.mean(values)
-    if len(values) < 2 or not all(map(math.isfinite, values)):
-        return Difference(len(values), mean)
+    mean, count = statistics.mean(values), len(values)
+    if count < 2 or not all(map(math.isfinite, values)):
+        return Difference(count, mean)
     deviation = statistics.stdev(values)
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
-    return Difference(len(values), mean, deviation, quantile * deviation / math.sqrt(len(values)))
+    error = deviation / math.sqrt(count)
+    half_width = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
+    chance = 2 * float(stats.t.sf(abs(mean) / error, count - 1)) if error > 0 else 1.0
+    return Difference(count, mean, deviation, half_width, chance)
 
 
-def what_seeds_can_tell(seeds: int, comparisons: int = 1) -> str:
-    """How far the verdicts can be trusted, in one or two sentences."""
+def judged(family: Mapping[K, Difference]) -> dict[K, Difference]:
+    """The same differences with Holm's correction: the k-th smallest of n chances counts n - k + 1 times.
+
+    >>> one, two = (Difference(5, 0.1, 0.1, 0.1, chance) for chance in (0.02, 0.04))
+    >>> [round(each.chance, 2) for each in judged({"a": two, "b": one}).values()]
+    [0.04, 0.04]
+    """
+    chances = {name: each.chance for name, each in family.items() if each.chance is not None}
+    corrected: dict[K, float] = {}
+    largest = 0.0
+    for place, name in enumerate(sorted(chances, key=lambda name: chances[name])):
+        largest = max(largest, min(1.0, (len(chances) - place) * chances[name]))
+        corrected[name] = largest
+    return {name: replace(each, chance=corrected.get(name)) for name, each in family.items()}
+
+
+def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
+    """How many paired seeds tell a difference in 4 of 5 experiments, at this deviation; None where no number will do.
+
+    >>> seeds_needed(0.01), seeds_needed(0.002)
+    (10, 3)
+    """
+    for count in range(2, MOST_SEEDS + 1):
+        bound = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
+        if (
+            deviation == 0
+            or stats.nct.sf(bound, count - 1, difference / deviation * math.sqrt(count)) >= POWER
+        ):
+            return count
+    return None
+
+
+def what_seeds_can_tell(seeds: int, found: Iterable[Difference] = (), points: bool = True) -> str:
+    """How far the verdicts can be trusted, in a few sentences; ``points``: whether the metric comes in per cent."""
     if seeds == 1:
         return "One seed shows no noise: none of these differences can be told from chance. Add --seeds 5."
     factor = float(stats.t.ppf((1 + CONFIDENCE) / 2, seeds - 1)) / math.sqrt(seeds)
@@ -72,9 +116,14 @@ def what_seeds_can_tell(seeds: int, comparisons: int = 1) -> str:
         f"With {seeds} seeds a difference counts as larger than noise only if it exceeds {factor:.1f} times its own "
         "deviation over the seeds (95 % interval, paired t)."
     )
+    told = list(found)
+    if len(told) > 1:
+        text += f" Verdicts are corrected for {len(told)} comparisons (Holm), intervals are not."
     if seeds < ENOUGH_SEEDS:
         text += f" What cannot be told is not equal: take {ENOUGH_SEEDS} seeds or more."
-    if comparisons >= 3:
-        alarms = comparisons * (1 - CONFIDENCE)
-        text += f" {comparisons} comparisons: about {alarms:.2f} false alarms are to be expected."
+    spreads = [each.deviation for each in told if each.deviation]
+    if points and spreads:
+        needed = seeds_needed(statistics.median(spreads))
+        number = f"{needed}" if needed is not None else f"more than {MOST_SEEDS}"
+        text += f" At the spread seen here, telling a difference of one point takes {number} seeds (4 times out of 5)."
     return text

@@ -6,11 +6,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.charts.grouping import Runs, by_setting, evaluated, networks, of_common_seeds
+from fedtailor.charts.grouping import Runs, by_setting, evaluated, networks, of_common_seeds, percent
 from fedtailor.charts.panel import Panel, ReportedRun, Row
 from fedtailor.record import less_is_better
 from fedtailor.report.amounts import short, size
-from fedtailor.report.comparison import costs_to_reach, differences, target_of, with_interval
+from fedtailor.report.comparison import (
+    costs_to_reach,
+    differences,
+    differences_by_tier,
+    marked,
+    target_of,
+    with_interval,
+)
 from fedtailor.report.differences import what_seeds_can_tell
 from fedtailor.report.tables import Results, shown, spread, totals
 from fedtailor.report.targets import Records, last_evaluation, mean_over_tiers
@@ -140,11 +147,17 @@ def _against_best(methods: Mapping[str, Sequence[ReportedRun]], metric: str) -> 
     left_out = any(len(results[variant]) < len(each) for variant, each in methods.items())
     best = _best(results, metric)
     ordered = {best: results[best], **{variant: each for variant, each in results.items() if variant != best}}
-    found = differences(ordered, metric)
+    found, by_tier = differences(ordered, metric), differences_by_tier(ordered, metric)
     rows = [
-        {"method": variant, f"{metric} against {best}": with_interval(metric, each), "verdict": each.verdict}
+        {
+            "method": variant,
+            f"{metric} against {best}": with_interval(metric, each),
+            "verdict": each.verdict,
+            **{f"tier {tier}": marked(metric, one).strip() for tier, one in by_tier[variant].items()},
+        }
         for variant, each in found.items()
     ]
-    caution = what_seeds_can_tell(len(results[best]), len(found))
+    caution = what_seeds_can_tell(len(results[best]), found.values(), points=percent(metric) > 1)
+    caution += " A star marks a tier's difference that is larger than noise among all tiers' (Holm)."
     caution += " The best was picked by these same runs, which flatters it a little."
     return rows, caution + (" Differences are of the seeds that all methods have." if left_out else "")
