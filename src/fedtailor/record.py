@@ -99,7 +99,7 @@ class RoundRecord:
     def from_row(
         cls, row: Mapping[str, Any], coverage: Sequence[Covered] = (), seconds: float = 0.0
     ) -> RoundRecord:
-        """The record of a row; what an older version did not count has its default, keys of a newer one are left out."""
+        """The record of a row; what an older version did not count has its default, a newer one's keys are left out."""
         parts: Row = {part: {} for part in PARTS}
         for key, path in KEYS.items():
             above, _, name = key.rpartition(".")
