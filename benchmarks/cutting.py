@@ -16,8 +16,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import results
@@ -110,11 +111,7 @@ def cutting(rounds: int) -> dict[str, Any]:
             "megabytes": round(sum(value.nbytes for value in held.values()) / 1e6, 2),
         }
         for kind, cut in {"prefix": ordered, "random": drawn}.items():
-            clones, cuts = in_turn(
-                rounds,
-                lambda held=held: {name: value.clone() for name, value in held.items()},
-                lambda cut=cut: model.cut(weights, cut),
-            )
+            clones, cuts = in_turn(rounds, partial(cloned, held), partial(model.cut, weights, cut))
             case[f"{kind}_milliseconds_median"] = round(1e3 * statistics.median(cuts), 3)
             case[f"clone_beside_{kind}_milliseconds_median"] = round(1e3 * statistics.median(clones), 3)
             case[f"{kind}_ratio_median"] = ratio(cuts, clones)
@@ -130,6 +127,11 @@ def cutting(rounds: int) -> dict[str, Any]:
             for case in cases.values()
         ),
     }
+
+
+def cloned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Every tensor copied by itself."""
+    return {name: value.clone() for name, value in values.items()}
 
 
 def in_turn(rounds: int, *works: Callable[[], object]) -> list[list[float]]:

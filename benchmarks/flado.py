@@ -28,8 +28,9 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Client
-from fedtailor.methods.flado.flado import SEED, SKETCH, Flado
+from fedtailor.methods.flado.flado import Flado
 from fedtailor.methods.flado.sketch import Transform
+from fedtailor.methods.flado.trajectory import SEED, SKETCH
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
 

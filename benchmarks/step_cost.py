@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,10 @@ def plain_step(
     model: ElasticModel, width: str, batch: Any, layout: torch.memory_format
 ) -> Callable[[], None]:
     """A training step as anyone would write it, on a network of that width."""
-    small = (
-        model.extract(model.weights(), prefix(model.groups, Fraction(width))).train().to(memory_format=layout)
-    )
+    small = model.extract(model.weights(), prefix(model.groups, Fraction(width))).train()
+    for parameter in small.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
     optimiser = torch.optim.SGD(small.parameters(), lr=LOCAL.lr)
     x, y = batch
 
@@ -86,10 +88,10 @@ def measure_time(widths: list[str], batch_size: int, repeats: int) -> list[dict[
     rows = []
     for width in widths:
         ours = client_steps(model, "1", width)
-        steps = {
+        steps: dict[str, Callable[[], object]] = {
             "plain": plain_step(model, width, batch, torch.contiguous_format),
             "plain_channels_last": plain_step(model, width, batch, torch.channels_last),
-            "ours": lambda ours=ours: ours.take(0, batch),
+            "ours": partial(ours.take, 0, batch),
         }
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         for repeat in range(repeats + 3):

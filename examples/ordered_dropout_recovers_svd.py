@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor import FederatedData, train
-from fedtailor.data.batches import Batch, Examples
-from fedtailor.methods.registry import get_method
+from fedtailor.data.batches import Batch, Examples, target_of
+from fedtailor.methods.fjord.fjord import FjORD
 
 SINGULAR_VALUES = (4.0, 3.0, 2.0, 1.0)
 RANKS = (1, 2, 3, 4)
@@ -48,7 +48,7 @@ def network(seed: int = 0) -> nn.Module:
 
 def squared_error(output: Tensor, batch: Batch) -> Tensor:
     """The squared Frobenius norm of W2[:, :b] W1[:b] - A, because the inputs are the unit vectors."""
-    return (output - tuple(batch)[-1]).square().sum()
+    return (output - target_of(batch)).square().sum()
 
 
 def recover(rounds: int = 20, steps: int = 300, seed: int = 0) -> list[dict[int, float]]:
@@ -66,7 +66,7 @@ def recover(rounds: int = 20, steps: int = 300, seed: int = 0) -> list[dict[int,
         network(seed),
         data,
         fleet="full-4",  # one client that holds everything, evaluated at widths 1/4 ... 1
-        method=get_method("fjord")(widths="uniform-4", distillation=False),
+        method=FjORD(widths="uniform-4", distillation=False),
         rounds=rounds,
         clients_per_round=1,
         evaluate_every=1,
@@ -78,6 +78,7 @@ def recover(rounds: int = 20, steps: int = 300, seed: int = 0) -> list[dict[int,
     return [
         {rank: tier[f"error {rank}"] for rank, tier in zip(RANKS, record.tiers.values(), strict=True)}
         for record in run.history
+        if record.tiers
     ]
 
 

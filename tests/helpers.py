@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedtailor.data.batches import Examples
@@ -28,6 +30,7 @@ from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings, Setup
+from fedtailor.storage.run_folder import WEIGHTS
 
 CLASSES = 4
 SIDE = 4  # pixels of the images
@@ -167,6 +170,11 @@ def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> set[
     """The names whose bits differ, or that only one side has."""
     ones, others = snapshot(first), snapshot(second)
     return {name for name in ones.keys() | others.keys() if ones.get(name) != others.get(name)}
+
+
+def final_weights(folder: Path) -> dict[str, Tensor]:
+    """The result that a finished run left in its folder."""
+    return load_file(folder / WEIGHTS)
 
 
 def held_mask(model: ElasticModel, cut: Cut, name: str) -> Tensor:

@@ -359,10 +359,12 @@ PUBLIC_CALL = "run.interface.train"  # whose parameters are the settings of a ru
 
 
 def functions(module: str) -> Iterator[tuple[str, ast.FunctionDef, int]]:
-    """Every function, with the number of its parameters, ``self`` aside."""
+    """Every function, with the number of its parameters, ``self`` aside; ``*args`` and ``**kwargs`` are one each."""
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.FunctionDef):
-            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            given = node.args
+            rest = [each for each in (given.vararg, given.kwarg) if each]
+            names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs, *rest)]
             yield f"{module}.{node.name}", node, len(names) - (names[:1] in (["self"], ["cls"]))
 
 

@@ -17,17 +17,29 @@ from fedtailor.trackers import tracking
 RECORDS = [
     RoundRecord(1, Cohort(2, 1, {"late": 1}), Spent(5, 3, 70), seconds=0.5),
     RoundRecord(
-        2, Cohort(2, 2), Spent(5, 3, 70), Spent(4, 2, 9), 1.5, {"1": {"accuracy": 0.5}}, 2, seconds=0.25
+        2,
+        Cohort(2, 2),
+        Spent(5, 3, 70),
+        Spent(4, 2, 9),
+        1.5,
+        {"1": {"accuracy": 0.5}},
+        2,
+        seconds=0.25,
+        deployed={"1": {"macs": 8, "params": 7}},
+        reported={"3": {"cosine": 0.25}},
+        method={"stage": "search", "rank": 3, "shares": [0.5, 1.0], "widths": {"3": 4}},
     ),
 ]
 FIRST = {
     "clients": 2, "merged": 1, "abandoned": 0, "resting": 0, "bytes_down": 5, "bytes_up": 3, "macs": 70, "seconds": 0.5,
-    "measuring/bytes_down": 0, "measuring/bytes_up": 0, "measuring/macs": 0,
+    "measuring/bytes_down": 0, "measuring/bytes_up": 0, "measuring/macs": 0, "refused/late": 1,
 }  # fmt: skip
 SECOND = {
     **FIRST, "merged": 2, "seconds": 0.25, "train_loss": 1.5, "best_round": 2, "tier/1/accuracy": 0.5,
-    "measuring/bytes_down": 4, "measuring/bytes_up": 2, "measuring/macs": 9,
+    "measuring/bytes_down": 4, "measuring/bytes_up": 2, "measuring/macs": 9, "deployed/1/macs": 8,
+    "deployed/1/params": 7, "method/rank": 3,
 }  # fmt: skip
+del SECOND["refused/late"]
 
 
 @pytest.fixture

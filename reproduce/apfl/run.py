@@ -27,7 +27,8 @@ from fedtailor.elasticity.running.norm import POLICIES
 from fedtailor.record import RoundRecord
 from fedtailor.report.accounting import Reached, course_of
 from fedtailor.report.targets import Records
-from fedtailor.run.interface import Run, resume
+from fedtailor.run.interface import resume
+from fedtailor.run.result import Run
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.run_folder import RunFolder
 from reproduce.shared import charts
@@ -53,7 +54,8 @@ METHODS = {  # the baselines have no warm-up and no search: as many rounds as Fe
 def networks(folder: RunFolder) -> Result:
     """What every client's networks reach on its own and on common images, and what they cost; means over clients."""
     run, records = resume(folder.path), folder.records()
-    one = None if run.method.norm == "local" else run.deploy(run.fleet.tiers[0].budget).patches[0]
+    own = run.method.policy.kept_by_clients
+    one = None if own else run.deploy(run.fleet.tiers[0].budget).patches[0]
     clients = [_client(run, number, one) for number in range(run.data.num_clients)]
     tiers = {
         tier.name: [client for client in clients if client["tier"] == tier.name] for tier in run.fleet.tiers
@@ -79,7 +81,7 @@ def _client(run: Run, number: int, one: Patch | None) -> Result:
 
     *Loc* once more with the statistics that the client tracked in its last training, which is what the paper does.
     """
-    fleet, model = run.fleet.capacity(run.data.sizes, run.state.round, run.seeds), run.model
+    clients, model = run.setup.clients(run.state.round), run.model
     own_images = run.data.examples_for(number, "evaluate")
     common = run.data.test.subset(torch.arange(COMMON).numpy())
     if one is None:
@@ -99,7 +101,7 @@ def _client(run: Run, number: int, one: Patch | None) -> Result:
     cost, groups = model.cost(own.cut), model.groups
     return {
         "client": number,
-        "tier": fleet[number].tier,
+        "tier": clients[number].tier,
         "macs": cost.macs,
         "params": cost.params,
         "accuracy": {

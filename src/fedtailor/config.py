@@ -131,8 +131,8 @@ def _refuse_unknown(kind: type[Any], table: Mapping[str, Any], path: str) -> Non
     known = {item.name: item for item in dataclasses.fields(kind)}
     for key, value in table.items():
         if key not in known:
-            place = f"[{path}]" if path else "the config"
-            raise unknown(f"key in {place}", key, known)
+            section = f"[{path}]" if path else "the config"
+            raise unknown(f"key in {section}", key, known)
         default = known[key].default_factory
         if dataclasses.is_dataclass(default) and isinstance(default, type) and isinstance(value, Mapping):
             _refuse_unknown(default, value, f"{path}.{key}" if path else key)
@@ -143,10 +143,10 @@ def _first_problem(error: ValidationError, path: str) -> str:
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, FedtailorError):
         return str(cause)
-    place = ".".join(
+    setting = ".".join(
         str(part) for part in ([path] if path else []) + [p for p in problem["loc"] if isinstance(p, str)]
     )
-    return f"{place} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    return f"{setting} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _copied(table: Mapping[str, Any]) -> Table:

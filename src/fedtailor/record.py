@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 Tiers = Mapping[str, Mapping[str, float]]  # tier -> metric -> value, the smallest device first
@@ -49,11 +50,17 @@ class Spent:
 
 @dataclass(frozen=True)
 class Covered:
-    """So many clients sent just these coordinates: ``cut`` as ``cutting.encoding`` writes it, and tags of weights."""
+    """So many clients sent just these channels and tensors: ``cut`` as ``cutting.encoding`` writes it, tags of weights.
+
+    Masks are left out: which single weights of these a client sent is not told.
+    """
 
     count: int
     cut: Mapping[str, Any]
     tags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tags", tuple(self.tags))  # a list, where it was read from a file
 
 
 @dataclass(frozen=True)
@@ -80,53 +87,66 @@ class RoundRecord:
 
     def as_row(self) -> Row:
         """The flat row of ``metrics.jsonl``: everything but ``coverage`` and ``seconds``."""
-        row: Row = {
-            "round": self.round,
-            "clients": self.cohort.asked,
-            "merged": self.cohort.merged,
-            "refused": dict(self.cohort.refused),
-            "abandoned": self.cohort.abandoned,
-            "resting": self.cohort.resting,
-            "bytes_down": self.training.bytes_down,
-            "bytes_up": self.training.bytes_up,
-            "macs": self.training.macs,
-            "measuring": vars(self.measuring).copy(),
-            "train_loss": self.train_loss,
-        }
-        if self.tiers is not None:
-            row["tiers"] = {tier: dict(metrics) for tier, metrics in self.tiers.items()}
-        optional = {
-            "best_round": self.best_round,
-            "deployed": _copied(self.deployed),
-            "reported": _copied(self.reported),
-            "method": dict(self.method),
-        }
-        return row | {name: value for name, value in optional.items() if value}
+        row: Row = {}
+        usual = RoundRecord(self.round)
+        for key, path in KEYS.items():
+            value = attrgetter(path)(self)
+            if key not in SOMETIMES or value != attrgetter(path)(usual):
+                _put(row, key, _copied(value))
+        return row
 
     @classmethod
     def from_row(
         cls, row: Mapping[str, Any], coverage: Sequence[Covered] = (), seconds: float = 0.0
     ) -> RoundRecord:
-        """The record of a row; a row that an older version wrote lacks what was not counted then."""
-        refused, abandoned = row.get("refused", {}), row.get("abandoned", 0)
-        return cls(
-            round=row["round"],
-            cohort=Cohort(row["clients"], row["merged"], refused, abandoned, row.get("resting", 0)),
-            training=Spent(row["bytes_down"], row["bytes_up"], row["macs"]),
-            measuring=Spent(**row.get("measuring", {})),
-            train_loss=row.get("train_loss"),
-            tiers=row.get("tiers"),
-            best_round=row.get("best_round"),
-            deployed=row.get("deployed", {}),
-            reported=row.get("reported", {}),
-            method=row.get("method", {}),
-            coverage=tuple(coverage),
-            seconds=seconds,
-        )
+        """The record of a row; what an older version did not count has its default, a newer one's keys are left out."""
+        parts: Row = {part: {} for part in PARTS}
+        for key, path in KEYS.items():
+            above, _, name = key.rpartition(".")
+            table = row.get(above, {}) if above else row
+            if name in table:
+                _put(parts, path, table[name])
+        made = {part: kind(**parts[part]) for part, kind in PARTS.items()}
+        return cls(**{**parts, **made}, coverage=tuple(coverage), seconds=seconds)
 
 
-def _copied(table: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: dict(values) for name, values in table.items()}
+# Fields of a record that have fields of their own.
+PARTS = {"cohort": Cohort, "training": Spent, "measuring": Spent}
+
+# The keys of a row, in their order, and the field that each is; a dot is a table in the row, a part in the record.
+KEYS = {
+    "round": "round",
+    "clients": "cohort.asked",  # the older word of the two: folders of users have it
+    "merged": "cohort.merged",
+    "refused": "cohort.refused",
+    "abandoned": "cohort.abandoned",
+    "resting": "cohort.resting",
+    "bytes_down": "training.bytes_down",
+    "bytes_up": "training.bytes_up",
+    "macs": "training.macs",
+    "measuring.bytes_down": "measuring.bytes_down",
+    "measuring.bytes_up": "measuring.bytes_up",
+    "measuring.macs": "measuring.macs",
+    "train_loss": "train_loss",
+    "tiers": "tiers",
+    "best_round": "best_round",
+    "deployed": "deployed",
+    "reported": "reported",
+    "method": "method",
+}
+SOMETIMES = ("tiers", "best_round", "deployed", "reported", "method")  # not written where there is nothing
+
+
+def _put(table: Row, path: str, value: Any) -> None:
+    *above, last = path.split(".")
+    for part in above:
+        table = table.setdefault(part, {})
+    table[last] = value
+
+
+def _copied(value: Any) -> Any:
+    """Mappings as dictionaries of their own, however deep."""
+    return {key: _copied(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def headline(tiers: Tiers) -> str:

@@ -21,20 +21,27 @@ Open = Callable[[Path, Mapping[str, Any]], AbstractContextManager[Log]]  # the r
 
 
 def flat(record: RoundRecord) -> dict[str, float]:
-    """The numbers of a record under flat names: those of its row, ``measuring/macs`` and ``tier/0.5/accuracy``.
+    """The numbers of a record under flat names: those of its row, and below it ``tier/0.5/accuracy``, ``method/rank``.
 
-    >>> values = flat(RoundRecord(2, tiers={"0.5": {"accuracy": 0.9}}))
-    >>> "round" in values, values["bytes_up"], values["measuring/macs"], values["tier/0.5/accuracy"]
-    (False, 0, 0, 0.9)
+    Left out are ``reported``, because an entry for each client would be a curve with gaps for each, what a method notes
+    in tables and lists, and coverage: all of it stands in the run's folder.
+
+    >>> values = flat(RoundRecord(2, tiers={"0.5": {"accuracy": 0.9}}, method={"stage": "search", "rank": 3}))
+    >>> "round" in values, values["measuring/macs"], values["tier/0.5/accuracy"], values["method/rank"]
+    (False, 0, 0.9, 3)
     """
     row = {**record.as_row(), "seconds": record.seconds}
-    values = {
-        name: value for name, value in row.items() if name != "round" and isinstance(value, int | float)
-    }
-    values |= {f"measuring/{name}": value for name, value in row["measuring"].items()}
-    for tier, scores in (record.tiers or {}).items():
-        values |= {f"tier/{tier}/{metric}": value for metric, value in scores.items()}
-    return values
+    noted = {name: value for name, value in row.get("method", {}).items() if not isinstance(value, Mapping)}
+    kept = {name: value for name, value in row.items() if name not in ("round", "reported", "tiers")}
+    return dict(_numbers({**kept, "method": noted, "tier": record.tiers or {}}))
+
+
+def _numbers(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{above}{name}/")
+        elif isinstance(value, int | float):
+            yield f"{above}{name}", value
 
 
 @contextmanager

@@ -236,7 +236,7 @@ def test_own_examples_by_ids_and_by_partition() -> None:
     )
     assert spread.num_clients == 5
     with pytest.raises(FedtailorError, match="label 3 of example 3 in mine"):
-        FederatedData.from_examples(dataset.train, dataset.test, clients=2, num_classes=2, name="mine")
+        FederatedData.from_examples(dataset.train, dataset.test, clients=2, num_classes=2, dataset="mine")
     with pytest.raises(FedtailorError, match="did you mean 'classes'"):
         FederatedData.from_examples(dataset.train, dataset.test, clients=2, partition="clases")
 

@@ -11,9 +11,8 @@ from torch import nn
 
 from fedtailor.config import make_config
 from fedtailor.errors import FedtailorError
-from fedtailor.models.pretrained import load_pretrained
 from fedtailor.run.interface import run_config
-from fedtailor.run.setup import prepare_config
+from fedtailor.run.setup import prepare_config, start_from
 
 
 def network() -> nn.Module:
@@ -27,7 +26,7 @@ def write(path: Path, module: nn.Module, **more: torch.Tensor) -> Path:
 
 def test_all_values_are_taken_from_the_file(tmp_path):
     source, target = network(), network()
-    load_pretrained(target, write(tmp_path / "a.safetensors", source))
+    start_from(target, write(tmp_path / "a.safetensors", source))
     assert all(
         torch.equal(a, b)
         for a, b in zip(source.state_dict().values(), target.state_dict().values(), strict=True)
@@ -37,22 +36,22 @@ def test_all_values_are_taken_from_the_file(tmp_path):
 def test_statistics_of_the_full_width_are_the_modules_own(tmp_path):
     target, mean = network(), torch.arange(4.0)
     widths = {"1.running_mean@1": mean, "1.running_mean@1/5": torch.zeros(1)}
-    load_pretrained(target, write(tmp_path / "a.safetensors", network(), **widths))
+    start_from(target, write(tmp_path / "a.safetensors", network(), **widths))
     assert torch.equal(target[1].running_mean, mean)
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path):
     file = write(tmp_path / "a.safetensors", nn.Sequential(nn.Linear(3, 5)))
     with pytest.raises(FedtailorError, match=r"'0.weight' is \(5, 3\) there and \(4, 3\) in the model"):
-        load_pretrained(network(), file)
+        start_from(network(), file)
     with pytest.raises(FedtailorError, match="it has no '1.weight', which the model needs"):
-        load_pretrained(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), file)
+        start_from(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), file)
     (tmp_path / "b.safetensors").write_bytes(b"nothing")
     for name in ("b.safetensors", "c.safetensors", ""):
         with pytest.raises(
             FedtailorError, match="cannot be read: .*expected a .safetensors file, or the folder"
         ):
-            load_pretrained(network(), tmp_path / name)
+            start_from(network(), tmp_path / name)
 
 
 def test_a_run_starts_from_the_weights_of_another(tmp_path):

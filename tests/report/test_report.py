@@ -20,6 +20,7 @@ from fedtailor.report.page import page
 from fedtailor.report.panels.all_panels import all_panels
 from fedtailor.report.panels.answer import answer
 from fedtailor.report.panels.costs import pareto
+from fedtailor.sweep.plan import COMPARISON
 from synthetic_runs import METHODS, TIERS, write_records, write_run, write_runs
 
 
@@ -53,6 +54,14 @@ def test_runs_of_one_method_are_told_apart_by_what_differs(tmp_path):
         text = (place / "config.toml").read_text().replace("alpha = 0.5", f"alpha = {alpha}")
         (place / "config.toml").write_text(text)
     assert [run.variant for run in read_runs([tmp_path])] == ["fjord data.alpha=0.1", "fjord data.alpha=5"]
+
+
+@pytest.mark.parametrize("key", ["variant", "label"], ids=["now", "earlier"])
+def test_a_plan_says_how_its_runs_are_called(tmp_path, key):
+    write_run(tmp_path / "fjord-seed1", "fjord", 0.9, 1, 3)
+    runs = [{"folder": "fjord-seed1", key: "fjord:distillation=false", "cell": {}, "seed": 1, "tier": ""}]
+    (tmp_path / COMPARISON).write_text(json.dumps({"name": "some", "runs": runs}))
+    assert [run.variant for run in read_runs([tmp_path])] == ["fjord:distillation=false"]
 
 
 def test_the_answer_names_the_best_its_cost_and_its_noise(panels):

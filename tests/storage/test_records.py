@@ -88,3 +88,19 @@ def test_rounds_that_are_done_again_have_one_line_of_coverage(tmp_path):
 def test_a_row_of_an_older_version_lacks_what_was_not_counted_then():
     row = {"round": 2, "clients": 3, "merged": 2, "bytes_down": 5, "bytes_up": 4, "macs": 9}
     assert RoundRecord.from_row(row) == RoundRecord(2, Cohort(3, 2), Spent(5, 4, 9))
+
+
+def test_a_row_of_a_newer_version_is_read_without_what_is_not_known_yet():
+    row = FULL.as_row()
+    newer = {**row, "energy": 5, "measuring": {**row["measuring"], "joules": 7}}
+    assert RoundRecord.from_row(newer) == RoundRecord.from_row(row)
+
+
+def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
+    row = FULL.as_row()
+    assert list(row) == [
+        "round", "clients", "merged", "refused", "abandoned", "resting", "bytes_down", "bytes_up", "macs", "measuring",
+        "train_loss", "tiers", "best_round", "deployed", "reported", "method",
+    ]  # fmt: skip
+    assert row["measuring"] == {"bytes_down": 1, "bytes_up": 2, "macs": 3}
+    assert list(RoundRecord(1).as_row()) == list(row)[:11]

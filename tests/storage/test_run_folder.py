@@ -32,7 +32,7 @@ from fedtailor.storage.files import Lock, in_use
 from fedtailor.storage.generations import place_of, saved_rounds
 from fedtailor.storage.journal import CheckpointSettings, Journal
 from fedtailor.storage.run_folder import RunFolder
-from helpers import differing, image_data, timeless, tiny_cnn
+from helpers import differing, final_weights, image_data, timeless, tiny_cnn
 
 TABLE: dict[str, Any] = {
     "name": "small", "seed": 3, "rounds": 4, "clients_per_round": 3, "evaluate_every": 2,
@@ -208,7 +208,7 @@ def test_a_run_from_python_goes_on_with_the_same_call(tmp_path):
     run = train(folder=tmp_path / "run", resume=True)
     assert differing(run.state.weights, expected.state.weights) == set()
     assert timeless(run.history) == timeless(expected.history)
-    assert differing(RunFolder(tmp_path / "run").load_weights(), expected.state.weights) == set()
+    assert differing(final_weights(tmp_path / "run"), expected.state.weights) == set()
     fresh = train(folder=str(tmp_path / "new"), resume=True)  # nothing there: starts
     assert differing(fresh.state.weights, expected.state.weights) == set()
 
@@ -748,7 +748,7 @@ def test_the_best_round_can_be_the_result(tmp_path):
     assert in_memory.tiers == last.history[last.best_round - 1].tiers
     assert len(in_memory.history) == last.state.round
     assert saved.best_round in saved_rounds(tmp_path / "run/checkpoints")
-    assert differing(RunFolder(tmp_path / "run").load_weights(), in_memory.state.weights) == set()
+    assert differing(final_weights(tmp_path / "run"), in_memory.state.weights) == set()
 
 
 def test_bad_settings_of_checkpoints():

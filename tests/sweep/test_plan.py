@@ -48,7 +48,7 @@ def test_a_plan_is_left_beside_its_runs(config):
     plan.write()
     table = json.loads((plan.folder / COMPARISON).read_text())
     assert [run["tier"] for run in table["runs"]] == ["0.5", "1"]
-    assert {run["label"] for run in table["runs"]} == {"efd:global_width=each"}
+    assert {run["variant"] for run in table["runs"]} == {"efd:global_width=each"}
     assert table["runs"][0]["folder"] == "efd-global_width-1-2-seed3"
 
 

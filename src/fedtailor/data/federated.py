@@ -157,7 +157,6 @@ class FederatedData:
         client_train: object = None,
         client_test: object = None,
         num_classes: int | None = None,
-        name: str = "own data",
         seeds: Seeds | None = None,
         **settings: Any,
     ) -> FederatedData:
@@ -166,8 +165,9 @@ class FederatedData:
         ``parts``: for each client, the positions of its training examples. ``client_train`` (and
         ``client_test``): for each example, the id of its client, a number or a name; an id that only
         ``client_test`` has is a client never seen in training. Otherwise ``clients``, ``partition`` and the
-        other fields of ``DataSettings`` say how the examples are spread.
+        other fields of ``DataSettings`` say how the examples are spread. ``dataset`` is a name for the data.
         """
+        name = settings.setdefault("dataset", "own data")
         dataset = own_dataset(
             train,
             test,

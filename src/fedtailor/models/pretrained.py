@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from fedtailor.errors import FedtailorError
 
 
-def load_pretrained(module: nn.Module, path: Path) -> None:
-    """Set all values of ``module`` to those in a ``.safetensors`` file, or in the folder of a finished run.
-
-    A run may keep normalisation statistics for every width apart (``bn1.running_mean@1/5``): those of the full width
-    are the module's own. Tensors of other widths are left alone.
-    """
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors in a ``.safetensors`` file, or in the folder of a finished run."""
     file = path / "weights.safetensors" if path.is_dir() else path
     try:
-        found = load_file(file)
+        return load_file(file)
     except (OSError, SafetensorError) as error:
         raise FedtailorError(
             f"model.weights = {str(path)!r} cannot be read: {error}; "
             "expected a .safetensors file, or the folder of a finished run"
         ) from error
+
+
+def load_pretrained(module: nn.Module, found: Mapping[str, Tensor], path: Path) -> None:
+    """Set all values of ``module`` to those of their names that were found at ``path``; others are left alone."""
     wanted = module.state_dict(keep_vars=True)
     stored = {
         id(value): name for name, value in wanted.items() if name in found
     }  # tied tensors are stored once
     for name, value in wanted.items():
-        source = found.get(f"{name}@1", found.get(stored.get(id(value), name)))
+        source = found.get(stored.get(id(value), name))
         if source is None:
             raise FedtailorError(f"model.weights = {str(path)!r}: it has no {name!r}, which the model needs")
         if source.shape != value.shape:

@@ -34,7 +34,7 @@ def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Recor
     parts: dict[tuple[Cell, str, int], dict[str, Records]] = {}
     for run in runs:
         records = with_ending(run.folder.records(), run.config)
-        parts.setdefault((run.cell, run.label, run.seed), {})[run.tier] = records
+        parts.setdefault((run.cell, run.variant, run.seed), {})[run.tier] = records
     results: dict[Cell, dict[str, list[Records]]] = {}
     for (cell, variant, _seed), by_tier in parts.items():
         results.setdefault(cell, {}).setdefault(variant, []).append(join_by_tier(by_tier))

@@ -54,7 +54,7 @@ def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
     run = RunFolder(folder)
     config = _read(folder / CONFIG, tomllib.loads)
     return ReportedRun(
-        variant=named.get("label", ""),
+        variant=named.get("variant", named.get("label", "")),  # plans of earlier versions: label
         setting=", ".join(f"{key}={value}" for key, value in named.get("cell", {}).items()),
         seed=config.get("seed", 0),
         method=config.get("method", {}).get("name", "own method"),

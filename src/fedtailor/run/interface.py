@@ -69,12 +69,12 @@ def train(
         rounds, clients_per_round, evaluate_every,
         _settings(Stopping, stopping, "stopping"), _settings(EngineSettings, engine, "engine"),
     )  # fmt: skip
-    seeds, place, usual = Seeds(seed), pick_device(device), Objective()
-    held = federated(data, seeds).to(place)
+    seeds, usual, chosen_device = Seeds(seed), Objective(), pick_device(device)
+    held = federated(data, seeds).to(chosen_device)
     devices = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
     chosen = method_with(method, training, rounds)
     objective = Objective(loss or usual.loss, usual.metrics if metrics is None else metrics)
-    model = elastic(module.to(place), held.example(), objective=objective)
+    model = elastic(module.to(chosen_device), held.example(), objective=objective)
     setup = prepare(chosen, model, held, devices, settings, seeds)
     if folder is None:
         return _start(setup, threads, on_round)

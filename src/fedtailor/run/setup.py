@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.config import RunConfig, validated
 from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import DataSettings, FederatedData, federate
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.names import tag_of, untagged
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.opening import check_workers
@@ -23,7 +26,7 @@ from fedtailor.fleet.names import build_fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
-from fedtailor.models.pretrained import load_pretrained
+from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
 
@@ -40,11 +43,22 @@ def prepare_config(config: RunConfig) -> Setup:
     with seeds.scope("model"):
         module = build_model(config.model["name"], input_shape=shape, num_classes=data.num_classes, **options)
     if "weights" in config.model:
-        load_pretrained(module, Path(config.model["weights"]))
-    place = pick_device(config.device)
-    data = data.to(place)
-    model = elastic(module.to(place), data.example(), keep=config.model.get("keep", ()))
+        start_from(module, Path(config.model["weights"]))
+    device = pick_device(config.device)
+    data = data.to(device)
+    model = elastic(module.to(device), data.example(), keep=config.model.get("keep", ()))
     return prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
+
+
+def start_from(module: nn.Module, path: Path) -> None:
+    """Set a module to the weights of a file or of a finished run.
+
+    A run may keep normalisation statistics for every width apart (``bn1.running_mean@1/5``): those of the full width
+    are the module's own, those of other widths are left alone.
+    """
+    found, full = read_weights(path), Cut.everything().tag
+    own = {untagged(name): value for name, value in found.items() if tag_of(name) == full}
+    load_pretrained(module, {**found, **own}, path)
 
 
 def prepare(

@@ -4,7 +4,7 @@ config.toml            the settings with every default filled in
 environment.json       versions and machine, for the record
 metrics.jsonl          one row per round; depends on the settings alone, so a resumed run has the same bytes
 setup.json             tiers, data of each client, axes of every weight: for reports (see run/describing.py)
-coverage.jsonl         one line per round for reports: which coordinates the merged updates held
+coverage.jsonl         one line per round for reports: which channels and tensors the merged updates held
 events.jsonl           what happened when: starts, resumes, seconds of each round
 checkpoints/           the last generations of the state and the best one (see generations.py)
 diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
@@ -15,8 +15,8 @@ run.lock               locked while a run writes here
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 DIAGNOSTICS = "diagnostics.safetensors"
 WEIGHTS = "weights.safetensors"
+
+ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class RunFolder:
         lines = file.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         rounds = [event for event in self.events() if event.get("event") == "round"]
         seconds = {event["round"]: event.get("seconds") or 0.0 for event in rounds}
-        coverage = {line["round"]: _covered(line["coverage"]) for line in self.coverage()}
+        coverage = dict(map(_covered, self.coverage()))
         return [
             RoundRecord.from_row(row, coverage.get(row["round"], ()), seconds.get(row["round"], 0.0))
             for row in map(json.loads, lines)
@@ -74,7 +76,7 @@ class RunFolder:
         return self._lines(EVENTS)
 
     def coverage(self) -> list[Row]:
-        """Which coordinates the merged updates of each round held."""
+        """Which channels and tensors the merged updates of each round held."""
         return self._lines(COVERAGE)
 
     def _lines(self, name: str) -> list[Row]:
@@ -87,10 +89,6 @@ class RunFolder:
         """Write the final weights: all of them, or none."""
         values = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         replace_file(self.path / WEIGHTS, [save(values, metadata={"ties": json.dumps(dict(ties))})])
-
-    def load_weights(self) -> dict[str, Tensor]:
-        """The final weights."""
-        return _tensors(self.path / WEIGHTS)
 
     def save_diagnostics(self, tables: Mapping[str, Tensor]) -> None:
         """Write what a method has to show: all of it, or nothing."""
@@ -110,12 +108,13 @@ def as_line(value: Mapping[str, Any]) -> bytes:
 
 def coverage_line(record: RoundRecord) -> Row:
     """A round's line of ``coverage.jsonl``."""
-    coverage = [{"count": c.count, "cut": c.cut, "tags": list(c.tags)} for c in record.coverage]
-    return {"round": record.round, "coverage": coverage}
+    return {ROUND: record.round, HELD: [vars(each) for each in record.coverage]}
 
 
-def _covered(entries: Sequence[Mapping[str, Any]]) -> list[Covered]:
-    return [Covered(entry["count"], entry["cut"], tuple(entry["tags"])) for entry in entries]
+def _covered(line: Row) -> tuple[int, list[Covered]]:
+    """The round of such a line, and its coverage."""
+    names = [item.name for item in fields(Covered)]
+    return line[ROUND], [Covered(**{name: each[name] for name in names}) for each in line[HELD]]
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ Cell = tuple[tuple[str, str], ...]  # the grid's settings of a run: (("data.alph
 class PlannedRun:
     """One run of a comparison and where it lives."""
 
-    label: str  # the method as it was asked for: fedavg:width=1/5
+    variant: str  # the method as it was asked for: fedavg:width=1/5
     cell: Cell
     seed: int
     tier: str  # of a run for one tier alone (``each``), or ""
@@ -38,7 +38,7 @@ class PlannedRun:
     @property
     def title(self) -> str:
         """For people: ``heterofl, seed 3, data.alpha=0.5``."""
-        name = self.label if not self.tier else f"{self.label} ({self.tier})"
+        name = self.variant if not self.tier else f"{self.variant} ({self.tier})"
         return ", ".join([name, f"seed {self.seed}", *(f"{key}={value}" for key, value in self.cell)])
 
 
@@ -48,7 +48,7 @@ class Plan:
 
     base: RunConfig
     folder: Path
-    labels: tuple[str, ...]
+    variants: tuple[str, ...]
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...]
     runs: tuple[PlannedRun, ...]
@@ -58,7 +58,7 @@ class Plan:
         runs = [
             {
                 "folder": str(run.folder.path.relative_to(self.folder)),
-                "label": run.label,
+                "variant": run.variant,
                 "cell": dict(run.cell),
                 "seed": run.seed,
                 "tier": run.tier,
@@ -75,22 +75,22 @@ def make_plan(
 ) -> Plan:
     """Check everything that was asked for, before anything runs or is written."""
     require(seeds >= 1, "--seeds", seeds, "at least 1")
-    labels = split_list(methods)
-    require(len(labels) > 0, "--methods", methods, "at least one name, such as heterofl,fedavg")
-    require(len(set(labels)) == len(labels), "--methods", methods, "every method once")
+    variants = split_list(methods)
+    require(len(variants) > 0, "--methods", methods, "at least one name, such as heterofl,fedavg")
+    require(len(set(variants)) == len(variants), "--methods", methods, "every method once")
     base = load_config(config, overrides)
     folder = runs / base.name
     cells = grid_cells(grid)
     numbers = tuple(base.seed + number for number in range(seeds))
     planned = []
-    for cell, label, seed in itertools.product(cells, labels, numbers):
+    for cell, variant, seed in itertools.product(cells, variants, numbers):
         settings = [*overrides, *(f"{key}={value}" for key, value in cell)]
         tiers = build_fleet(load_config(config, settings).fleet).tiers
-        for tier, spec in one_per_tier(label, tiers).items():
+        for tier, spec in one_per_tier(variant, tiers).items():
             chosen = load_config(config, [*settings, *method_overrides(spec, seed)])
-            place = folder.joinpath(*_cell_folder(cell)) / chosen.name
-            planned.append(PlannedRun(label, cell, seed, tier, chosen, RunFolder(place)))
-    plan = Plan(base, folder, tuple(labels), cells, numbers, tuple(planned))
+            path = folder.joinpath(*_cell_folder(cell)) / chosen.name
+            planned.append(PlannedRun(variant, cell, seed, tier, chosen, RunFolder(path)))
+    plan = Plan(base, folder, tuple(variants), cells, numbers, tuple(planned))
     _refuse_shared_folders(plan)
     return plan
 

@@ -1,0 +1,104 @@
+"""Every paper's script: what it lists, and what it reads off a finished run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtailor.run.interface import run_config
+
+ROOT = Path(__file__).parents[1]
+PAPERS = sorted(script.parent.name for script in ROOT.glob("reproduce/*/run.py"))
+SMALL = (
+    "rounds=3", "clients_per_round=2", "evaluate_every=1", "engine.workers=0", "training={batch_size = 8}",
+    "data.dataset=digits", "data.clients=5", "data.limit=100", "data.partition=iid", "data.min_examples=2",
+    "data.options={}", 'model={name = "cnn", channels = [8, 8]}',
+)  # fmt: skip
+STAGES = ("rounds=5", "clients_per_round=5", "method.warmup=1", "method.align=1", "method.search_at_once=0")
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of a paper's script; what it counts in hundreds of rounds and images fits small runs."""
+    monkeypatch.syspath_prepend(ROOT)
+    module = importlib.import_module(f"reproduce.{request.param}.run")
+    for name, value in {"COMMON": 50, "SETTLED": 1, "SHORT": 2}.items():
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_script_lists_its_commands(paper):
+    command = [sys.executable, "-m", f"reproduce.{paper}.run", "--list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines
+    assert all(line.startswith(("fedtailor compare ", "fedtailor run ")) for line in lines)
+
+
+def figures(script: Any, folder: Path, experiment: str, method: str, *settings: str) -> dict[str, Any]:
+    """What is read off one small run of an experiment."""
+    (chosen,) = (each for each in script.EXPERIMENTS if each.name == experiment)
+    methods = {method: chosen.methods[method]} if isinstance(chosen.methods, dict) else (method,)
+    small = replace(chosen, methods=methods, seeds=1, settings=(*chosen.settings, *SMALL, *settings))
+    (run,) = small.plan(folder)
+    run_config(run.config, run.folder.path)
+    found: dict[str, Any] = {}
+    for read in small.figures:
+        found |= read(run.folder)
+    assert json.loads(json.dumps(found)) == found  # as the file of results will hold it
+    return found
+
+
+@pytest.mark.parametrize("script", ["channels", "fjord"], indirect=True)
+def test_accuracy_and_costs(script, tmp_path):
+    found = figures(script, tmp_path, "fashion-iid", "fedavg:width=1/5")
+    assert list(found["accuracy"]) == ["0.2", "0.4", "0.6", "0.8", "1"]
+    assert found["rounds"] == 3
+    assert min(found["bytes"], found["macs"]) > 0
+
+
+@pytest.mark.parametrize("script", ["fjord", "flanc"], indirect=True)
+def test_perplexity(script, tmp_path):
+    method = script.__name__.split(".")[1]
+    assert list(figures(script, tmp_path, "shakespeare", method)["perplexity"]) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("script", ["flanc"], indirect=True)
+def test_how_orthogonal_bases_are(script, tmp_path):
+    found = figures(script, tmp_path, "fashion-static-iid", "flanc")
+    assert all(each["largest_cosine"] <= 1 for each in found["bases"].values())
+    assert found["bases"]
+
+
+@pytest.mark.parametrize("script", ["flado"], indirect=True)
+def test_what_targets_cost_and_how_steps_are_aligned(script, tmp_path):
+    found = figures(script, tmp_path, "tenth", "flado")
+    assert found["best"]["flops"] > 0
+    assert "first_2_rounds" in found
+    assert found["alignment"]["mean_smallest_p"] <= found["alignment"]["mean_largest_p"]
+
+
+@pytest.mark.parametrize("script", ["ofa_fl"], indirect=True)
+def test_moments_of_pruning(script, tmp_path):
+    found = figures(script, tmp_path, "cifar10", "ofa-fl", "method.first=1", "method.every=1")
+    assert found["events"] == [2, 3]
+    assert found["final"]["round"] == 3
+    assert [point["supported"] for point in found["series"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("script", ["apfl"], indirect=True)
+@pytest.mark.parametrize(("method", "settings"), [("apfl", STAGES), ("fedavg-half", ("method.align=1",))])
+def test_networks_of_clients(script, tmp_path, method, settings):
+    found = figures(script, tmp_path, "iid-high", method, *settings)
+    assert found["accuracy"].keys() >= {"loc, own images", "glo, common images"}
+    assert sum(tier["clients"] for tier in found["tiers"].values()) == 5
+    assert (found["bytes_before_training"] > 0) == ("accuracy_in_search" in found) == (method == "apfl")
