@@ -39,7 +39,7 @@ from helpers import (
     with_nan_inputs,
 )
 
-STATIC = get_method("heterofl")(local=LocalTraining(batch_size=4), scaler=False)  # statistics of the weights as they are
+STATIC = get_method("heterofl")(local=LocalTraining(batch_size=4), scaler=False)
 
 
 def calibrated(method, model, data, fleet, state=None, budgets=None, round_=0):
