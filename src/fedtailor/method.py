@@ -47,6 +47,12 @@ class Method:
     policies: ClassVar[tuple[Policy, ...]] = norm.FOR_ANY_METHOD  # values of ``norm`` that make sense for it
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS  # limits it keeps to; None: looks at none
 
+    rules: ClassVar[tuple[str, ...]] = (
+        "norm",
+        "weighting",
+        "align",
+    )  # settings that a fair comparison keeps equal
+
     local: LocalTraining = LocalTraining()
     norm: Policy = "averaged"
     weighting: Literal["samples", "count"] = "samples"

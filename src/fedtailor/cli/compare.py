@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
     results = group_results(plan.runs)
     if as_json:
         cells = [{"grid": dict(cell), **comparison_data(each, target)} for cell, each in results.items()]
-        print_json({"folder": str(plan.folder), **cells[0], **({"cells": cells} if len(cells) > 1 else {})})
+        rest = {"cells": cells} if len(cells) > 1 else {}
+        print_json({"folder": str(plan.folder), **cells[0], "unequal_rules": plan_rules(plan), **rest})
         return
     repeated = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
     for cell, each in results.items():
@@ -110,9 +112,20 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
         title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
         for part in comparison_tables(title, each, target):
             console.print(part)
+    for sentence in plan_rules(plan):
+        console.print(sentence, markup=False)
     console.print(f"Files: {plan.folder}/", markup=False)
     if report is not None:
         console.print(f"Report: {report}", markup=False)
+
+
+def plan_rules(plan: Plan) -> list[str]:
+    """Where the methods of a comparison were not run under the same rules."""
+    from fedtailor.config import to_toml
+    from fedtailor.report.rules import unequal_rules
+
+    first = {run.variant: run.config for run in reversed(plan.runs)}
+    return unequal_rules({v: tomllib.loads(to_toml(first[v])) for v in plan.variants})
 
 
 def _missing(plan: Plan) -> list[PlannedRun]:

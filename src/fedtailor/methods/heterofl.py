@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class HeteroFL(Method):
     The paper's preset counts every client alike, clips gradients at norm 1, re-estimates batch-norm statistics after
     training (sBN), and touches only the classes that a client owns. The last two settings reveal a client's classes.
     """
+
+    rules: ClassVar[tuple[str, ...]] = (*Method.rules, "masked_loss", "label_rows")
 
     local: LocalTraining = LocalTraining(clip_norm=1.0)
     norm: Policy = "static"

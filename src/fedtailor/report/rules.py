@@ -1,0 +1,57 @@
+"""Under which rules the methods of a comparison were run, and where these differ.
+
+Rules are what any method could have been given: local training, weighting, alignment, what happens to norm statistics;
+and settings by which a method treats classes or clients otherwise than the others (``Method.rules``). What a method is
+about, its own settings, is no rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtailor.methods.registry import get_method, method_names
+
+Settings = Mapping[str, Any]  # a run's config: tables [training] and [method], with every default filled in
+
+
+def rules_of(config: Settings) -> dict[str, str]:
+    """The rules of a run by name; a method that is not registered here has those of any method."""
+    method = config.get("method", {})
+    name = method.get("name", "")
+    kept = get_method(name).rules if name in method_names() else ("norm", "weighting", "align")
+    rules = {f"training.{key}": str(value) for key, value in config.get("training", {}).items()}
+    # A switch that a method does not have is one that is off.
+    return rules | {key: str(method[key]) for key in kept if key in method and method[key] is not False}
+
+
+def unequal_rules(configs: Mapping[str, Settings]) -> list[str]:
+    """One sentence for each variant that was run under other rules than most; none where all are alike."""
+    rules = {variant: rules_of(config) for variant, config in configs.items()}
+    keys = sorted({key for each in rules.values() for key in each})
+    sentences = []
+    for variant, own in rules.items():
+        told = [_told(key, own, rules) for key in keys if _differs(key, variant, rules)]
+        if told:
+            sentences.append(f"{variant} differs from the others in: {', '.join(told)}.")
+    return sentences
+
+
+def _usual(key: str, rules: Mapping[str, Mapping[str, str]]) -> str | None:
+    """What most variants have; of two that are equally common, the one that comes first is not usual."""
+    values: Sequence[str | None] = [each.get(key) for each in rules.values()]
+    common = Counter(values).most_common(2)
+    tied = len(common) > 1 and common[0][1] == common[1][1]
+    return values[-1] if tied else common[0][0]
+
+
+def _differs(key: str, variant: str, rules: Mapping[str, Mapping[str, str]]) -> bool:
+    return rules[variant].get(key) != _usual(key, rules)
+
+
+def _told(key: str, own: Mapping[str, str], rules: Mapping[str, Mapping[str, str]]) -> str:
+    mine, usual, short = own.get(key), _usual(key, rules), key.removeprefix("training.")
+    if mine == "True" and usual is None:
+        return short
+    return f"{short} = {mine or 'none'} (others: {usual or 'none'})"

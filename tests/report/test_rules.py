@@ -1,0 +1,57 @@
+"""What differs between the methods of a comparison beside the methods themselves."""
+
+from __future__ import annotations
+
+import tomllib
+
+from fedtailor.config import make_config, to_toml
+from fedtailor.report.rules import unequal_rules
+
+
+def config(method: str, **settings):
+    training = settings.pop("training", {})
+    return tomllib.loads(to_toml(make_config({"method": {"name": method, **settings}, "training": training})))
+
+
+def test_presets_that_differ_are_told():
+    said = unequal_rules(
+        {"heterofl": config("heterofl"), "fjord": config("fjord"), "fedavg": config("fedavg")}
+    )
+    (heterofl,) = [sentence for sentence in said if sentence.startswith("heterofl")]
+    for part in (
+        "clip_norm = 1.0 (others: inf)",
+        "label_rows",
+        "masked_loss",
+        "weighting = count (others: samples)",
+    ):
+        assert part in heterofl
+    (fjord,) = [sentence for sentence in said if sentence.startswith("fjord")]
+    assert "norm = per_width" in fjord
+    assert "clip_norm" not in fjord
+
+
+def test_methods_with_equal_settings_differ_in_nothing_but_their_own():
+    same = {"clip_norm": 1.0, "lr": 0.05}
+    heterofl = config(
+        "heterofl", norm="averaged", weighting="samples", masked_loss=False, label_rows=False, training=same
+    )
+    configs = {
+        "heterofl": heterofl,
+        "fjord": config("fjord", norm="averaged", training=same),
+        "fedavg": config("fedavg", width=0.2, training=same),
+    }
+    assert unequal_rules(configs) == []
+
+
+def test_of_two_the_later_one_is_the_rule():
+    said = unequal_rules({"heterofl": config("heterofl"), "fedavg": config("fedavg")})
+    assert len(said) == 1
+    assert said[0].startswith("heterofl differs from the others in: ")
+
+
+def test_a_method_of_the_users_own_has_the_rules_of_any_method():
+    own = {"method": {"name": "mine", "norm": "static", "colour": "red"}, "training": {"lr": 0.1}}
+    other = {"method": {"name": "mine too", "norm": "averaged", "colour": "blue"}, "training": {"lr": 0.1}}
+    assert unequal_rules({"mine": own, "too": other}) == [
+        "mine differs from the others in: norm = static (others: averaged)."
+    ]
