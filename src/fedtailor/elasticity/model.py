@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cached_property
 
 from torch import nn
 
-from fedtailor.data.batches import Batch
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.fitting import Family, fit
@@ -15,27 +14,16 @@ from fedtailor.elasticity.costing.model_costs import ModelCosts
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.explain import explain
-from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.running.pieces import Pieces
-from fedtailor.elasticity.tracing.rewrite import SizedGraph
-from fedtailor.objective import Objective
 
 
 class ElasticModel(Pieces):
     """A module whose pieces can be taken, run and built, what each of them costs, and which one fits a budget."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        groups: ChannelGroups,
-        example: Batch,
-        objective: Objective | None = None,
-        *,
-        network: SizedGraph | None = None,
-        remarks: Sequence[str] = (),
-    ) -> None:
-        super().__init__(module, groups, example, objective, network=network, remarks=remarks)
-        self.costs = ModelCosts(self)
+    @cached_property
+    def costs(self) -> ModelCosts:
+        """What its cuts cost: counted when first asked for, and remembered."""
+        return ModelCosts(self)
 
     def cost(self, cut: Cut, workload: Workload | None = None) -> Cost:
         """Parameters, multiply-accumulates per example and bytes of a cut; with a workload, also training memory."""
