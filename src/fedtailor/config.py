@@ -179,18 +179,21 @@ def to_toml(config: RunConfig) -> str:
     }
     table["method"] = {"name": config.method["name"], **settings}
     table["training"] = {k: v for k, v in dataclasses.asdict(method.local).items() if k != "rounds"}
-    lines = [f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {as_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, section in table.items():
         if isinstance(section, dict):
-            lines += ["", f"[{key}]", *(f"{k} = {_toml(v)}" for k, v in section.items() if v is not None)]
+            lines += ["", f"[{key}]", *(f"{k} = {as_toml(v)}" for k, v in section.items() if v is not None)]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
+    """A value as TOML."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(entry)}" for key, entry in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{json.dumps(key)} = {as_toml(entry)}" for key, entry in value.items()) + " }"
+        )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(entry) for entry in value) + "]"
+        return "[" + ", ".join(as_toml(entry) for entry in value) + "]"
     if isinstance(value, Fraction):
         return json.dumps(str(value))
     if isinstance(value, float) and not math.isfinite(value):

@@ -79,3 +79,36 @@ def test_a_grid_that_cannot_be_is_refused_by_name(config, grid, words):
 def test_two_runs_never_share_a_folder(config):
     with pytest.raises(FedtailorError, match="would share"):
         plan_of(config, grid=["model.channels=[4, 8],[4 ,8]"])
+
+
+def test_methods_are_compared_under_the_same_rules(config):
+    """Two methods with equal settings differ in nothing but their own hooks: what is not said is the same for all."""
+    runs = {
+        run.variant: run.config.built_method
+        for run in plan_of(config, "heterofl,fedrolex,fedavg,uniprob").runs
+    }
+    assert len({method.local for method in runs.values()}) == 1
+    assert {method.weighting for method in runs.values()} == {"samples"}
+    assert not any(getattr(method, "masked_loss", False) for method in runs.values())
+    assert not any(getattr(method, "label_rows", False) for method in runs.values())
+
+
+def test_a_preset_of_the_paper_is_asked_for_by_name(config):
+    found = plan_of(config, "heterofl:preset=paper,heterofl,heterofl:masked_loss=true", seeds=1)
+    paper, neutral, own = (run.config.built_method for run in found.runs)
+    assert (paper.local.clip_norm, paper.weighting, paper.masked_loss, paper.label_rows) == (
+        1.0,
+        "count",
+        True,
+        True,
+    )
+    assert (neutral.local.clip_norm, neutral.weighting) == (float("inf"), "samples")
+    assert (own.masked_loss, own.label_rows) == (True, False)
+    assert paper.norm == neutral.norm == "static"  # a method depends on its norm policy
+    with pytest.raises(FedtailorError, match="unknown preset 'papre': did you mean 'paper'"):
+        plan_of(config, "heterofl:preset=papre")
+
+
+def test_what_the_config_says_about_training_holds_for_all(config):
+    runs = plan_of(config, "heterofl,fedavg", overrides=["training.clip_norm=2.0"]).runs
+    assert {run.config.built_method.local.clip_norm for run in runs} == {2.0}

@@ -42,7 +42,8 @@ class Which:
         str,
         typer.Option(
             help="Names with settings behind colons, e.g. heterofl,fedavg:width=1/5; "
-            "efd:global_width=each runs one model per tier and joins them into one row."
+            "efd:global_width=each runs one model per tier and joins them into one row; "
+            "heterofl:preset=paper takes the paper's own training and rules."
         ),
     ]
     seeds: Annotated[int, typer.Option(help="Repeat every method with this many seeds.")] = 1

@@ -9,17 +9,21 @@ import itertools
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from fedtailor.config import RunConfig, load_config, to_toml
-from fedtailor.errors import FedtailorError, require
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.config import RunConfig, as_toml, load_config, to_toml
+from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier
 from fedtailor.fleet.names import build_fleet
+from fedtailor.method import Method
+from fedtailor.methods.registry import get_method
 from fedtailor.storage.files import replace_file
 from fedtailor.storage.run_folder import CONFIG, RunFolder
 
 COMPARISON = "comparison.json"
+PRESETS = ("neutral", "paper")
 
 Cell = tuple[tuple[str, str], ...]  # the grid's settings of a run: (("data.alpha", "0.5"),)
 
@@ -85,9 +89,9 @@ def make_plan(
     planned = []
     for cell, variant, seed in itertools.product(cells, variants, numbers):
         settings = [*overrides, *(f"{key}={value}" for key, value in cell)]
-        tiers = build_fleet(load_config(config, settings).fleet).tiers
-        for tier, spec in one_per_tier(variant, tiers).items():
-            chosen = load_config(config, [*settings, *method_overrides(spec, seed)])
+        common = load_config(config, settings)
+        for tier, spec in one_per_tier(variant, build_fleet(common.fleet).tiers).items():
+            chosen = load_config(config, [*settings, *method_overrides(spec, seed, common)])
             path = folder.joinpath(*_cell_folder(cell)) / chosen.name
             planned.append(PlannedRun(variant, cell, seed, tier, chosen, RunFolder(path)))
     plan = Plan(base, folder, tuple(variants), cells, numbers, tuple(planned))
@@ -149,16 +153,46 @@ def one_per_tier(spec: str, tiers: Sequence[Tier]) -> dict[str, str]:
     return {tier.name: spec.replace("=each", f"={tier.budget.width}") for tier in tiers}
 
 
-def method_overrides(spec: str, seed: int) -> list[str]:
-    """``fedavg:width=1/5`` as config overrides; settings of the file's own method are dropped with it."""
-    name, *settings = spec.split(":")
-    for setting in settings:
-        if "=" not in setting:
+def method_overrides(spec: str, seed: int, common: RunConfig) -> list[str]:
+    """``fedavg:width=1/5`` as config overrides; settings of the file's own method are dropped with it.
+
+    Where neither the config nor the variant says otherwise, rules are those of any method (``preset=neutral``), so that
+    methods are compared and not their presets; ``preset=paper`` takes the method's own.
+    """
+    name, *texts = spec.split(":")
+    for text in texts:
+        if "=" not in text:
             raise FedtailorError(f"--methods {spec!r}: expected name:key=value, such as fedavg:width=1/5")
-    pairs = "".join(
-        f", {key} = {_value(value)}" for key, _, value in (text.partition("=") for text in settings)
-    )
-    return [f'method={{name = "{name}"{pairs}}}', f"seed={seed}", f'name="{_plain(spec)}-seed{seed}"']
+    settings = {key: value for key, _, value in (text.partition("=") for text in texts)}
+    preset = settings.pop("preset", "neutral")
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    rules: dict[str, str] = {}
+    if preset == "neutral":
+        rules, own = neutral_training(name, common), neutral_settings(name)
+        settings = {**own, **settings}
+    pairs = "".join(f", {key} = {_value(value)}" for key, value in settings.items())
+    return [
+        *(f"training.{key}={value}" for key, value in rules.items()),
+        f'method={{name = "{name}"{pairs}}}',
+        f"seed={seed}",
+        f'name="{_plain(spec)}-seed{seed}"',
+    ]
+
+
+def neutral_training(method: str, common: RunConfig) -> dict[str, str]:
+    """What the method's preset of local training changes and the config does not speak of, as it is for any method."""
+    preset, plain = next(f for f in fields(get_method(method)) if f.name == "local").default, LocalTraining()
+    names = [item.name for item in fields(LocalTraining) if item.name not in common.training]
+    changed = [name for name in names if getattr(preset, name) != getattr(plain, name)]
+    return {name: as_toml(getattr(plain, name)) for name in changed}
+
+
+def neutral_settings(method: str) -> dict[str, str]:
+    """The method's rules as they are for any method: its switches off. Norm policies stay: methods depend on theirs."""
+    usual = {item.name: item.default for item in fields(Method)}
+    ruled = [name for name in get_method(method).rules if name not in ("norm", "align")]
+    return {name: as_toml(usual.get(name, False)) for name in ruled}
 
 
 def is_same(run: PlannedRun) -> bool:
