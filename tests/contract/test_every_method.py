@@ -49,7 +49,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "flado": {"sketch": 64},
     "flanc": {"widths": [0.5, 1]},
     "heterofl": {},
-    "ofa-fl": {"ratios": (1, "3/10"), "trigger": "schedule", "first": 0},
+    "ofa-fl": {"ratios": (1, "1/5"), "trigger": "schedule", "first": 0},
     "splitmix": {"base": 0.5},
     "uniprob": {},
 }
