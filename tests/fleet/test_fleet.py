@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, FleetSettings, Population, Tier, fleet_by_name, fleet_examples
-from fedtailor.fleet.names import build_fleet
+from fedtailor.fleet.presets import build_fleet
 from fedtailor.messages import Client
 from fedtailor.seeds import Seeds
 

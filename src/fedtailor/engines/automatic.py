@@ -1,4 +1,4 @@
-"""The engine that decides for itself: this process at first, workers where they pay."""
+"""One of the engines (``opening`` says which one a run uses): this process at first, workers where they pay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fleets: which devices there are, and what each of them can afford."""
 
 from fedtailor.fleet.fleet import Fleet, Population, Tier
-from fedtailor.fleet.names import FleetSettings, fleet_by_name, fleet_examples
+from fedtailor.fleet.presets import FleetSettings, fleet_by_name, fleet_examples
 
 __all__ = ["Fleet", "FleetSettings", "Population", "Tier", "fleet_by_name", "fleet_examples"]

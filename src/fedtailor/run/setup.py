@@ -22,7 +22,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.opening import check_workers
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet
-from fedtailor.fleet.names import build_fleet
+from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model

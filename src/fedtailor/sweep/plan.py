@@ -16,7 +16,7 @@ from fedtailor.client.sgd import LocalTraining
 from fedtailor.config import RunConfig, as_toml, load_config, to_toml
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier
-from fedtailor.fleet.names import build_fleet
+from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.storage.files import replace_file

@@ -16,7 +16,7 @@ from fedtailor.config import load_config, make_config, to_toml
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.selections import as_candidates, kept, prefix
 from fedtailor.errors import FedtailorError
-from fedtailor.fleet.names import build_fleet
+from fedtailor.fleet.presets import build_fleet
 from fedtailor.methods.fjord.fjord import FjORD
 from fedtailor.seeds import Seeds
 from helpers import bits, client, cnn_model, held_mask, image_data, mlp_model, run, vectors

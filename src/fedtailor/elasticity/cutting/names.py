@@ -1,6 +1,7 @@
 """Names of tensors that stand beside the model's: ``conv1.weight@1/4`` belongs to ``conv1.weight`` and to the tag 1/4.
 
-They have the type of the tensor that they belong to, are trained where it is trained, and are merged by name.
+They have the type of the tensor that they belong to, are trained where it is trained, and are merged by name. A method
+may also send what belongs to no tensor (``trajectory@sketch``); such values do not come back.
 """
 
 from __future__ import annotations
