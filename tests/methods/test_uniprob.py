@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from fedtailor.client.sgd import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.expected import expected_macs, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
@@ -21,7 +24,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.uniprob import UniProb, draw_active
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
-from helpers import client, cnn_model, differing, group_of, image_data, mlp_model, run
+from helpers import client, cnn_model, differing, group_of, image_data, mlp_model, run, task_for, vectors
 
 LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)
 
@@ -145,3 +148,39 @@ def test_work_counts_what_the_budget_allows_and_bytes_the_full_model():
     assert task.patch.nbytes == sum(
         value.numel() * 4 for name, value in model.weights().items() if name not in model.statistics
     )
+
+
+@pytest.mark.parametrize("probability", [0.25, 0.5])
+def test_slowed_filters_have_p_times_the_mean_and_p_squared_times_the_variance(probability):
+    """All masks enumerated: with 1 / p the mean is that of a dense step, the variance (1 - p) / p times its square."""
+    model = mlp_model(4)
+    weights, batch = model.weights(), vectors(6).take(torch.arange(6))
+    # What a client holds is told from a draw by its address: here a draw of all units has its factors too.
+    elsewhere = Patch(model.cut(weights, Cut.everything()).values, Cut({"elsewhere": range(1)}))
+    task = replace(task_for(model), patch=elsewhere, prepared={"probability": probability})
+
+    def gradient(forward, cut):
+        leaves = {n: v.detach().requires_grad_() for n, v in model.cut(weights, cut).values.items()}
+        output = forward(leaves, cut)
+        (output * torch.arange(output.numel()).view_as(output)).sum().backward()  # linear in the hidden layer
+        return leaves["0.bias"].grad
+
+    def moments(method):
+        mean, square = torch.zeros(4), torch.zeros(4)
+        for mask in itertools.product((0, 1), repeat=4):
+            kept = [unit for unit in range(4) if mask[unit]]
+            chance = math.prod(probability if bit else 1 - probability for bit in mask)
+            if kept:
+                cut = Cut.of(model.groups, {model.groups.elastic[0]: kept})
+                found = gradient(lambda w, c: method.forward(w, c, batch, task, model), cut)
+                full = torch.zeros(4).index_copy(0, torch.tensor(kept), found)
+                mean, square = mean + chance * full, square + chance * full**2
+        return mean, square - mean**2
+
+    dense = gradient(lambda w, c: model.forward(w, c, batch, mode="train"), Cut.everything())
+    mean, variance = moments(UniProb())
+    torch.testing.assert_close(mean, dense, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(variance, dense**2 * (1 - probability) / probability, rtol=1e-3, atol=1e-2)
+    slow_mean, slow_variance = moments(UniProb(slowed_filters=True))
+    torch.testing.assert_close(slow_mean, probability * dense, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(slow_variance, probability**2 * variance, rtol=1e-3, atol=1e-2)

@@ -20,7 +20,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.expected import allowed_macs, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.unit_vectors import Vector
+from fedtailor.elasticity.cutting.unit_vectors import Place, Vector
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
@@ -43,6 +43,7 @@ class UniProb(Method):
 
     norm: Policy = "static"
     inverted_scaling: bool = True  # divide the outputs of drawn channels by p in training
+    slowed_filters: bool = False  # multiply the gradient of a drawn filter by p, as FedDrop's code does
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """Channels have no order: everyone is given the full model, if the budget can be met at all."""
@@ -69,8 +70,10 @@ class UniProb(Method):
         self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
     ) -> Any:
         scale = None
-        if self.inverted_scaling and cut != task.patch.cut:
-            scale = self.scale(self.probabilities(task, model), cut, weights, model)
+        if cut != task.patch.cut:
+            probabilities = self.probabilities(task, model)
+            scale = self.scale(probabilities, cut, weights, model) if self.inverted_scaling else None
+            weights = slowed(weights, probabilities, cut, model) if self.slowed_filters else weights
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
     def scale(
@@ -88,6 +91,51 @@ class UniProb(Method):
         """On average exactly what the budget allows."""
         full = super().work(task, model)
         return replace(full, macs=min(full.macs, round(3 * allowed_macs(model.costs, task.client.budget))))
+
+
+class _Slowed(torch.autograd.Function):
+    """A tensor as it is, whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (factor,) = ctx.saved_tensors
+        return gradients[0] * factor, None
+
+
+def slowed(
+    weights: Mapping[str, Tensor], probabilities: Vector, cut: Cut, model: ElasticModel
+) -> dict[str, Tensor]:
+    """The same weights, the gradient of each filter multiplied by the probability p of the unit that it makes.
+
+    A filter is drawn with probability p and its output divided by p: the mean of its gradient over draws is that of a
+    dense step, its variance (1 - p) / p times the square of that. The factor makes the mean p, the variance p^2 times
+    as large: filters of small clients move less, and no single step far.
+    """
+    found = model.once(("filters",), lambda: _filters(model))
+    return {
+        name: _Slowed.apply(value, _along(found[name], probabilities, cut, value, model))  # type: ignore[no-untyped-call]
+        if name in found
+        else value
+        for name, value in weights.items()
+    }
+
+
+def _filters(model: ElasticModel) -> dict[str, Place]:
+    """Of every weight and bias of a layer that makes units, the axis on which these lie."""
+    owned = [name for name in model.parameters if name.rpartition(".")[0] in model.groups.producers]
+    made = {name: model.units.made_by(name) for name in owned}
+    return {name: place for name, place in made.items() if place is not None}
+
+
+def _along(place: Place, probabilities: Vector, cut: Cut, like: Tensor, model: ElasticModel) -> Tensor:
+    shape = [1] * like.dim()
+    shape[place.dim] = -1
+    return model.units.along(torch.from_numpy(probabilities).to(like), place, cut).view(shape)
 
 
 def draw_active(
