@@ -207,3 +207,19 @@ def test_differences_are_of_the_same_seeds_however_many_each_method_has():
     apart = answer([run("a", 1, 0.8), run("b", 2, 0.7)], None)
     assert "The methods share no seed: differences are not judged." in apart.text
     assert len(apart.tables) == 1
+
+
+@pytest.mark.parametrize("names", [("0.2", "1", "phone"), ("board", "phone", "laptop")])
+def test_runs_of_different_fleets_are_reported_as_far_as_they_can_be_compared(tmp_path, names):
+    """Device classes that only some runs have: no error, and words about those that all of them share."""
+    write_run(tmp_path / "one", "fjord", 0.9, 1, 10)
+    other = write_run(tmp_path / "other", "heterofl", 0.92, 1, 10)
+    rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if "tiers" in row:
+            row["tiers"] = dict(zip(names, row["tiers"].values(), strict=False))
+            row["deployed"] = dict(zip(names, row.get("deployed", {}).values(), strict=False))
+    (other / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = next(each.text for each in all_panels(read_runs([tmp_path])) if each.key == "answer")
+    assert ("smallest devices (tier 0.2)" in text) == ("0.2" in names)
+    assert ("share no device class" in text) == ("0.2" not in names)

@@ -97,8 +97,10 @@ def _sentences(
     best = _best(results, metric)
     where = f"With {setting}: " if setting else ""
     words = [f"{where}Best {metric} over all device classes: {best}, {shown(metric, ends[best])}."]
-    tiers = list(last_evaluation(next(iter(results.values()))[0]))
-    for tier, what in ((tiers[0], "smallest"), (tiers[-1], "largest")):
+    tiers = _common_tiers(results)
+    if not tiers:
+        words.append("The methods were run on fleets that share no device class: compare their means with care.")
+    for tier, what in ((tiers[0], "smallest"), (tiers[-1], "largest")) if tiers else ():
         means = {
             variant: statistics.mean(last_evaluation(records)[tier][metric] for records in runs)
             for variant, runs in results.items()
@@ -124,6 +126,12 @@ def _sentences(
             f"{cheap} computes least ({short(reached[cheap]['flops'])} FLOPs)."
         )
     return words
+
+
+def _common_tiers(results: Results) -> list[str]:
+    """The device classes that every run was evaluated for, the smallest first."""
+    ends = [last_evaluation(records) for runs in results.values() for records in runs]
+    return [tier for tier in ends[0] if all(tier in end for end in ends)]
 
 
 def _means(results: Results, metric: str) -> dict[str, float]:
