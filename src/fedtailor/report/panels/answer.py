@@ -99,7 +99,9 @@ def _sentences(
     words = [f"{where}Best {metric} over all device classes: {best}, {shown(metric, ends[best])}."]
     tiers = _common_tiers(results)
     if not tiers:
-        words.append("The methods were run on fleets that share no device class: compare their means with care.")
+        words.append(
+            "The methods were run on fleets that share no device class: compare their means with care."
+        )
     for tier, what in ((tiers[0], "smallest"), (tiers[-1], "largest")) if tiers else ():
         means = {
             variant: statistics.mean(last_evaluation(records)[tier][metric] for records in runs)
