@@ -57,6 +57,8 @@ class Shell:
 
     def _skip_nothing(self) -> None:
         """Put back the layers that the last cut did without."""
+        if not self._skipped:
+            return  # as nearly always, in every step
         for path, layer in self._skipped.items():
             _put(self.module, path, layer)
         self._skipped, self._cut = {}, dataclasses.replace(self._cut, absent=frozenset())

@@ -48,5 +48,6 @@ def described(counts: Mapping[str, int], model: ElasticModel) -> dict[str, Any]:
 def can_run_all(budget: Budget, model: ElasticModel) -> bool:
     """Whether a budget pays for the full network."""
     limits = {name: limit for name, limit in budget.limits.items() if limit != 1}
-    full = absolute_limits(model.costs, Budget(macs=1, params=1, bytes=1))
+    everything = Budget(macs=1, params=1, bytes=1)
+    full = model.once(("full limits",), lambda: absolute_limits(model.costs, everything))  # every client asks
     return all(name in full and limit >= full[name] for name, limit in limits.items())

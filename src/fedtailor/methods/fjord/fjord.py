@@ -190,8 +190,11 @@ class FjORD(Method):
 
     def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
         """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""
-        networks = [self.cut_at(width, model) for width in self.candidates]
-        return model.once(("shares", self, budget), lambda: shares_of(networks, budget, model))
+
+        def solve() -> tuple[float, ...]:
+            return shares_of([self.cut_at(width, model) for width in self.candidates], budget, model)
+
+        return model.once(("shares", self, budget), solve)  # a client's steps all ask the same
 
     def _shares(self, task: Task, model: ElasticModel) -> Sequence[float]:
         budget = task.client.budget
