@@ -20,16 +20,16 @@ FEMNIST = "reproduce/fjord/femnist-small.toml"
 SHAKESPEARE = "reproduce/fjord/shakespeare-small.toml"
 
 METHODS = ("fjord", "fjord:distillation=false", "heterofl", "fedavg:width=1/5")
+FIGURE = (*METHODS, "fjord:random_drop=0.25", "efd:global_width=each")  # the paper's main figure
 ISOLATED = tuple(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
 
 EXPERIMENTS = (
     Experiment("centralised-mnist", CENTRAL, ("fjord:distillation=false",), 3),
-    Experiment("fashion-iid", FASHION, METHODS, 2),
-    Experiment("fashion-dirichlet", FASHION, METHODS, 2, ("data.partition=dirichlet",)),
-    Experiment("femnist-writers", FEMNIST, METHODS, 2, ("rounds=100", "evaluate_every=10")),
+    Experiment("fashion-iid", FASHION, FIGURE, 3),
+    Experiment("fashion-dirichlet", FASHION, FIGURE, 3, ("data.partition=dirichlet",)),
+    Experiment("femnist-writers", FEMNIST, FIGURE, 3, ("rounds=100", "evaluate_every=20")),
     Experiment("fashion-uniform-10", FASHION, ("fjord:widths=uniform-10",), 1, ("fleet.name=uniform-10",)),
     Experiment("fashion-drop-scale", FASHION, ("fjord",), 1, ("fleet.drop_scale=0.5",)),
-    Experiment("fashion-random-drop", FASHION, ("fjord:random_drop=0.25",)),
     Experiment("shakespeare", SHAKESPEARE, ("fjord",), figures=(ending, perplexity)),
     Experiment("isolated-mnist", CENTRAL, (*ISOLATED, "fjord"), 3),
 )

@@ -126,8 +126,8 @@ class Paper:
         started = time.monotonic()
         for experiment in chosen:
             for run in experiment.plan(ROOT / runs, workers):
-                title = f"{experiment.name}, {run.title}"
-                if results.has(experiment.name, run.variant, run.seed):
+                title, method = f"{experiment.name}, {run.title}", run.variant.replace("=each", f"={run.tier}")
+                if results.has(experiment.name, method, run.seed):
                     print(f"{title}: done before", flush=True)
                 elif time.monotonic() - started < seconds:
                     begun = time.monotonic()
@@ -136,7 +136,7 @@ class Paper:
                     for read in experiment.figures:
                         figures |= read(run.folder)
                     made = {"commands": experiment.commands(runs), "versions": [versions(run.folder)]}
-                    results.add(experiment.name, run.variant, run.seed, figures, made)
+                    results.add(experiment.name, method, run.seed, figures, made)
                     print(f"{title}: {time.monotonic() - begun:.0f} s", flush=True)
 
     def _options(self) -> argparse.Namespace:
