@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,8 +134,18 @@ def plain_row(record: RoundRecord) -> dict[str, Any]:
 
 
 def machine_key() -> str:
-    """What decides the last bits: PyTorch, vector instructions, and the libraries behind products."""
+    """What decides the last bits: PyTorch, vector instructions, and the libraries behind products, which ask who made
+    the processor."""
     there = {"mkl": torch.backends.mkl.is_available(), "onednn": torch.backends.mkldnn.is_available()}
     libraries = [name for name, available in there.items() if available]
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"torch {torch.__version__.partition('+')[0]}, {capability}, {'+'.join(libraries) or 'plain'}"
+    version = torch.__version__.partition("+")[0]
+    return f"torch {version}, {capability}, {'+'.join(libraries) or 'plain'}, {processor_maker()}"
+
+
+def processor_maker() -> str:
+    """As the processor names it (``GenuineIntel``, ``AuthenticAMD``); elsewhere the kind of machine."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    makers = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    return next(makers, platform.machine())
