@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
@@ -78,6 +79,22 @@ def test_composed_and_two_step_agree(stride, build, image, leading):
     twice = two_step(layer, basis, coefficients, layer.bias, x)
     layer.weight.data = compose(basis, coefficients)
     torch.testing.assert_close(twice, layer(x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_both_forms_have_the_same_gradients(stride):
+    layer = nn.Conv2d(8, 6, 3, stride, padding=1).double()
+    basis, coefficients, x = random(5, 2, 3, 3), random(6, 4 * 5, seed=1), random(3, 8, 7, 9, seed=2)
+
+    def gradients(run):
+        leaves = [each.clone().requires_grad_() for each in (basis, coefficients, layer.bias.detach(), x)]
+        output = run(*leaves)
+        return torch.autograd.grad((output * random(*output.shape, seed=3)).sum(), leaves)
+
+    twice = gradients(lambda v, u, bias, x: two_step(layer, v, u, bias, x))
+    once = gradients(lambda v, u, bias, x: F.conv2d(x, compose(v, u), bias, stride, padding=1))
+    for ours, expected in zip(twice, once, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("leading", [(3,), (3, 4), ()])

@@ -164,6 +164,20 @@ def test_with_a_basis_of_full_rank_training_starts_from_the_module_itself():
     torch.testing.assert_close(model.forward(patch.values, patch.cut, batch), model.module(batch[0]))
 
 
+def test_private_weights_start_as_if_drawn_for_the_inputs_that_they_read():
+    """PyTorch draws the classifier of a network with a quarter of the features twice as large."""
+    with Seeds(3).scope("wide network"):
+        module = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 64, 3, padding=1), nn.Flatten(),
+                               nn.Linear(64 * 16, 10))  # fmt: skip
+    model = elastic(module, image_data().example())
+    values = FLANC().init(model).weights
+    for width, times in (("1/4", 2), ("1/2", 2**0.5), ("1", 1)):
+        private = values[f"3.weight@{width}"]
+        assert torch.equal(private, module[3].weight[:, : private.shape[1]] * times)
+        assert float(private.std()) == pytest.approx((3 * private.shape[1]) ** -0.5, rel=0.05)
+        assert torch.equal(values[f"0.weight@{width}"], module[0].weight[: len(values[f"0.weight@{width}"])])
+
+
 @pytest.mark.parametrize("form", ["composed", "two_step"])
 def test_the_basis_learns_from_a_client_of_any_width(form):
     model, data = cnn_model(first=8, second=8), image_data((6,))
@@ -254,6 +268,7 @@ def test_zeros_and_ones_as_coefficients_are_a_heterofl_cut():
             for group in range(inputs // fragment):
                 chosen[row, group, row * (8 // fragment) + group] = 1
         weights[f"4.weight@coefficients@{cut.tag}"] = chosen.reshape(outputs, -1)
+        weights[f"8.weight@{cut.tag}"] = model.cut(full, cut).values["8.weight"]
         deployed = method.deploy(ServerState(0, weights), Budget(width=width), model).patches[0]
         assert deployed.cut == cut
         assert differing(deployed.values, model.cut(full, cut).values) == set()

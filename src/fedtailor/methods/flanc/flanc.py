@@ -112,14 +112,20 @@ class FLANC(Method):
         return plan(model, recipe)
 
     def init(self, model: ElasticModel) -> ServerState:
-        """V spans most of the module's own weights, U_p fits them at width p; the rest is cut from the module."""
+        """V spans most of the module's own weights, U_p fits them at width p; the rest is cut from the module.
+
+        Weights that read fewer inputs than in the full module are scaled as if they had been drawn for so many.
+        """
         start, values = model.weights(), dict[str, Tensor]()
+        reads = {place.tensor: place.dim for place in model.units.reads}
         for each in self.plan(model).composed:
             values[each.basis] = principal_basis(start[each.tensor], each.fragment, each.bases)
         for width in self.candidates:
             cut = self.cut_at(width, model)
             own = model.cut(start, cut).values
-            values |= {tagged(name, cut.tag): own[name] for name in self.plan(model).private}
+            for name in self.plan(model).private:
+                fewer = start[name].shape[reads[name]] / own[name].shape[reads[name]] if name in reads else 1
+                values[tagged(name, cut.tag)] = own[name] * fewer**0.5 if fewer != 1 else own[name]
             for each in self.plan(model).composed:
                 inputs = start[each.tensor].shape[1]
                 fitted = fitted_coefficients(own[each.tensor], values[each.basis], inputs)
