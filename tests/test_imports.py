@@ -96,7 +96,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"front_door"},
     ],
     "methods": [
-        {"registry"},
+        {"registry", "dropping"},
         {
             "apfl",
             "fedavg",

@@ -22,7 +22,7 @@ OTHERS = (
     "splitmix:base=1/5",
 )
 # What scaling does where nothing normalises.
-UNSCALED = ("heterofl:scaler=false", "uniprob:inverted_scaling=false")
+UNSCALED = ("heterofl:scaler=false", "uniprob:scaling=none")
 
 EXPERIMENTS = (
     Experiment("fashion-iid", FASHION, (*METHODS, *OTHERS, *UNSCALED), 2),

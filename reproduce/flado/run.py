@@ -27,8 +27,8 @@ TRIED = (
     "flado:estimator=surrogate",
     "flado:alignment_step=0.3:smallest_probability=0.1",
     "flado:estimator=surrogate:alignment_network=full:alignment_step=0.5:smallest_probability=0.1",
-    "flado:inverted_scaling=false",
-    "uniprob:inverted_scaling=false",
+    "flado:scaling=none",
+    "uniprob:scaling=none",
 )
 EVERYONE = ("clients_per_round=100", "rounds=30", "evaluate_every=2")
 SHORT = 50  # rounds of variants: at a constant rate they compare with the first rounds of the default

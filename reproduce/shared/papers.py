@@ -126,7 +126,10 @@ class Paper:
         started = time.monotonic()
         for experiment in chosen:
             for run in experiment.plan(ROOT / runs, workers):
-                title, method = f"{experiment.name}, {run.title}", run.variant.replace("=each", f"={run.tier}")
+                title, method = (
+                    f"{experiment.name}, {run.title}",
+                    run.variant.replace("=each", f"={run.tier}"),
+                )
                 if results.has(experiment.name, method, run.seed):
                     print(f"{title}: done before", flush=True)
                 elif time.monotonic() - started < seconds:

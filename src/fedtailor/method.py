@@ -182,14 +182,14 @@ class Method:
         held = model.cost(task.patch.cut)
         return Cost(held.params, 3 * sum(passes) // steps, held.bytes)
 
-    def as_deployed(self, patch: Patch, model: ElasticModel) -> Patch:
+    def as_deployed(self, state: ServerState, patch: Patch, model: ElasticModel) -> Patch:
         """A piece as it runs after training: what ``forward`` does to outputs in training is in its weights."""
         return patch
 
     def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
         """What a device of this budget is given, without retraining."""
         cut = self.cut_for(state, budget, model)
-        return Deployed((self.as_deployed(self.policy.deployable(model, state.weights, cut), model),))
+        return Deployed((self.as_deployed(state, self.policy.deployable(model, state.weights, cut), model),))
 
     def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> Mapping[str, Any]:
         """After every merge and evaluation: plain small values for the record; ``stage`` or ``progress`` are shown."""

@@ -184,3 +184,21 @@ def test_bad_settings_are_named(settings, words):
         FederatedDropout(**settings)
     with pytest.raises(FedtailorError, match="method.global_width"):
         EFD(global_width=2)
+
+
+def test_efd_has_no_single_share_to_scale_by_at_evaluation():
+    with pytest.raises(FedtailorError, match="devices keep different shares 'eval'.*none, train"):
+        EFD(scaling="eval")
+
+
+def test_statistics_of_norms_are_measured_on_the_scaled_weights():
+    """Behind the second convolution, whose inputs were halved, means are those of what will run."""
+    model, data = cnn_model(first=8, second=8), image_data((8, 8))
+    method = FederatedDropout(LOCAL, keep=0.5, scaling="eval")
+    found = run(method, model, data, every=1).state
+    (patch,) = method.deploy(found, Budget(width=1), model).patches
+    network = model.build(patch).eval()
+    inputs = torch.cat([data.client(number).take(torch.arange(8))[0] for number in range(2)])
+    means, measured = network[:5](inputs).detach().mean((0, 2, 3)), patch.values["5.running_mean"]
+    # The first norm ran on the statistics of batches when these were measured: close, not equal. Unscaled: a factor 2.
+    assert float((means - measured).norm() / measured.norm()) < 0.1

@@ -250,7 +250,7 @@ def test_the_scaler_is_folded_into_what_is_evaluated():
     task = task_of(HeteroFL(), model, "e")
     batch = data.test.take(torch.arange(4))
     trained = HeteroFL().forward(task.patch.values, task.patch.cut, batch, task, model)
-    deployed = HeteroFL().as_deployed(task.patch, model)
+    deployed = HeteroFL().as_deployed(HeteroFL().init(model), task.patch, model)
     torch.testing.assert_close(model.forward(deployed.values, deployed.cut, batch), trained)
     plain = model.forward(task.patch.values, task.patch.cut, batch)
     scaled = model.forward(task.patch.values, task.patch.cut, batch, mode="eval", scale={"0": 2.0})

@@ -20,8 +20,9 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
+from fedtailor.methods.dropping import draw_active, started
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.uniprob import UniProb, draw_active
+from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
 from helpers import client, cnn_model, differing, group_of, image_data, mlp_model, run, task_for, vectors
@@ -184,3 +185,97 @@ def test_slowed_filters_have_p_times_the_mean_and_p_squared_times_the_variance(p
     slow_mean, slow_variance = moments(UniProb(slowed_filters=True))
     torch.testing.assert_close(slow_mean, probability * dense, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(slow_variance, probability**2 * variance, rtol=1e-3, atol=1e-2)
+
+
+class Deep(nn.Module):
+    """Four wide layers without norms."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        sizes = [width] * 4
+        self.layers = nn.ModuleList(nn.Linear(n, m, bias=False) for n, m in itertools.pairwise([16, *sizes]))
+        self.classifier = nn.Linear(width, 4)
+
+    def hidden(self, x: Tensor) -> list[Tensor]:
+        found = []
+        for layer in self.layers:
+            x = F.relu(layer(x))
+            found.append(x)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.hidden(x)[-1])
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.6])
+def test_a_sparse_start_keeps_the_second_moment_of_drawn_networks(probability):
+    """Layer after layer under fresh draws with 1 / p; PyTorch's own start changes it by 1 / (6 p) in each."""
+    with Seeds(5).scope("deep network"):
+        module = Deep()
+    x, generator = torch.randn(200, 16, generator=torch.Generator().manual_seed(0)), np.random.default_rng(1)
+    model = elastic(module, (x[:2], torch.zeros(2, dtype=torch.long)))
+    weights = started(model.weights(), probability, model)
+    assert {name for name in weights if not torch.equal(weights[name], model.weights()[name])} == {
+        "layers.0.weight", "layers.1.weight", "layers.2.weight", "layers.3.weight", "classifier.weight",
+    }  # fmt: skip
+    moments = []
+    for start in (weights, model.weights()):
+        last = []
+        for _ in range(40):
+            hidden = x
+            for number in range(4):
+                drawn = torch.from_numpy((generator.random(256) < probability) / probability).float()
+                hidden = F.relu(F.linear(hidden, start[f"layers.{number}.weight"])) * drawn
+            last.append(float(hidden.square().mean()))
+        moments.append(float(np.mean(last)))
+    square = float(x.square().mean())
+    assert moments == pytest.approx([square, square / (6 * probability) ** 4], rel=0.3)
+
+
+def test_a_sparse_start_scales_mean_and_deviation_of_an_update_alike():
+    """A step moves the hidden bias along what reads it: a start that is s times as large makes it s times as far."""
+    model = mlp_model(4)
+    own, scaled = model.weights(), started(model.weights(), 0.5, model)
+    factor = float(scaled["2.weight"].std() / own["2.weight"].std())
+    assert float(scaled["2.weight"].double().std(correction=0)) == pytest.approx(math.sqrt(2 * 0.5 / 4))
+    torch.testing.assert_close(scaled["2.weight"], own["2.weight"] * factor)
+    batch = vectors(6).take(torch.arange(6))
+
+    def gradient(reader: Tensor) -> Tensor:
+        bias = own["0.bias"].clone().requires_grad_()
+        hidden = F.relu(F.linear(batch[0], own["0.weight"], bias))
+        F.linear(hidden, reader).sum().backward()
+        return bias.grad
+
+    torch.testing.assert_close(gradient(scaled["2.weight"]), factor * gradient(own["2.weight"]))
+
+
+def test_scaling_at_evaluation_multiplies_by_the_mean_probability_over_clients_and_rounds():
+    model, data = cnn_model(8, 8), image_data((6, 6, 6))
+    fleet = Fleet((Tier("small", Budget(macs=0.3), 1), Tier("large", Budget(macs=0.9), 2)))
+    method = UniProb(LOCAL, "averaged", scaling="eval")
+    state = run(method, model, data, fleet, rounds=2).state
+    small, large = (uniform_probability(model.costs, Budget(macs=share)) for share in (0.3, 0.9))
+    mean = (small + 2 * large) / 3  # as many examples each, everyone in both rounds
+    (plain,) = replace(method, scaling="none").deploy(state, Budget(), model).patches
+    (scaled,) = method.deploy(state, Budget(), model).patches
+    assert differing(plain.values, scaled.values) == {"4.weight", "8.weight"}  # they read drawn channels
+    torch.testing.assert_close(scaled.values["8.weight"], plain.values["8.weight"] * mean)
+
+
+def test_without_scaling_at_evaluation_clients_say_nothing_of_probabilities():
+    model, data = cnn_model(8, 8), image_data((6, 6))
+    history = run(UniProb(LOCAL, "averaged"), model, data, Fleet((Tier("small", Budget(macs=0.3), 1),)))
+    assert not history.state.memory
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"scaling": "both"}, "unknown scaling 'both'"),
+        ({"sparse_start": 1.5}, "method.sparse_start = 1.5: expected a number from 0 to 1"),
+    ],
+)
+def test_bad_settings_are_named(settings, words):
+    with pytest.raises(FedtailorError, match=words):
+        UniProb(**settings)

@@ -8,7 +8,7 @@ Symbols: p = share of units kept; F_p = eFD's global model of width p; p_max = w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
@@ -19,17 +19,17 @@ from fedtailor.data.batches import Batch
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width, kept, prefix, random_units
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.scaling import scaler
 from fedtailor.errors import unknown
-from fedtailor.messages import Client, Deployed, ServerState, Task
+from fedtailor.messages import Client, ServerState, Task
 from fedtailor.method import Method
+from fedtailor.methods.dropping import SCALINGS, Scaling, scaled_behind
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
-
-SCALINGS = ("none", "train", "eval")
 
 
 @register("federated-dropout")
@@ -47,7 +47,7 @@ class FederatedDropout(Method):
     norm: Policy = "static"
     keep: WidthLike = 0.5  # share of the units of every layer that a client trains
     mask: Literal["round", "client"] = "client"  # one draw for all clients of a round, or one for each
-    scaling: Literal["none", "train", "eval"] = "none"
+    scaling: Scaling = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,17 +86,11 @@ class FederatedDropout(Method):
         scale = scaler(model, cut, self.policy, whole) if self.scaling == "train" else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
-    def deploy(self, state: ServerState, budget: Budget, model: ElasticModel) -> Deployed:
+    def as_deployed(self, state: ServerState, patch: Patch, model: ElasticModel) -> Patch:
         """With ``scaling = "eval"``, weights behind dropped units are multiplied by the share that was kept."""
-        deployed = super().deploy(state, budget, model)
         if self.scaling != "eval":
-            return deployed
-        (patch,) = deployed.patches
-        share = float(as_width(self.keep))
-        behind = {f"{layer}.weight" for layer in model.groups.producers} & set(patch.values)
-        shrinks = {name for name in behind if _inputs_shrink(model, name)}
-        values = {name: value * share if name in shrinks else value for name, value in patch.values.items()}
-        return Deployed((replace(patch, values=values),))
+            return patch
+        return scaled_behind(patch, np.full(model.units.total, float(as_width(self.keep))), model)
 
 
 @register("efd")
@@ -114,6 +108,10 @@ class EFD(FederatedDropout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scaling == "eval":  # it takes one share that everyone keeps
+            raise unknown(
+                "scaling of efd, whose devices keep different shares", self.scaling, ("none", "train")
+            )
         object.__setattr__(self, "global_width", as_width(self.global_width, "method.global_width"))
 
     @property
@@ -138,9 +136,3 @@ class EFD(FederatedDropout):
             generator = seeds.numpy(f"dropout {group}", client=owner, round=state.round)
             channels[group] = np.sort(generator.choice(units, size=count, replace=False)).tolist()
         return Cut.of(model.groups, channels)
-
-
-def _inputs_shrink(model: ElasticModel, name: str) -> bool:
-    extents = model.groups.extents[name]
-    axes = extents[1].axes if len(extents) > 1 else ()
-    return any(axis.group in model.groups.elastic for axis in axes)

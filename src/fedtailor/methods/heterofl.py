@@ -74,7 +74,7 @@ class HeteroFL(Method):
         scale = scaler(model, cut, self.policy) if self.scaler else None
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
-    def as_deployed(self, patch: Patch, model: ElasticModel) -> Patch:
+    def as_deployed(self, state: ServerState, patch: Patch, model: ElasticModel) -> Patch:
         """The network that was trained: its factors folded into its weights."""
         return folded(model, patch, scaler(model, patch.cut, self.policy)) if self.scaler else patch
 

@@ -141,9 +141,9 @@ class SplitMix(Method):
         names = self.policy.travelling(model)
         chosen = [parts[base] for base in range(self.bases_for(budget, model))]
         pieces = [Patch({n: v.clone() for n, v in part.items() if n in names}, cut) for part in chosen]
-        return Deployed(tuple(self.as_deployed(piece, model) for piece in pieces))
+        return Deployed(tuple(self.as_deployed(state, piece, model) for piece in pieces))
 
-    def as_deployed(self, patch: Patch, model: ElasticModel) -> Patch:
+    def as_deployed(self, state: ServerState, patch: Patch, model: ElasticModel) -> Patch:
         return folded(model, patch, scaler(model, patch.cut, self.policy)) if self.scaler else patch
 
 

@@ -7,7 +7,7 @@ FLOPs, p = the probability, b = the mask of a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -20,14 +20,19 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.expected import allowed_macs, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.unit_vectors import Place, Vector
-from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.shells import Scale
-from fedtailor.messages import ServerState, Task
+from fedtailor.errors import require, unknown
+from fedtailor.messages import ServerState, Task, Update
 from fedtailor.method import Method
+from fedtailor.methods.dropping import SCALINGS, Scaling, draw_active, scaled_behind, slowed, started
 from fedtailor.methods.registry import register
+
+MEAN = "probability of "  # what a client reports of a group, and the group's name
+MEANS, ROUNDS = "mean probabilities", "rounds in the mean"  # what the server remembers of that
 
 
 @register("uniprob")
@@ -42,8 +47,26 @@ class UniProb(Method):
     inactive: ClassVar[Literal["held", "active"]] = "active"  # a channel that was not drawn rests
 
     norm: Policy = "static"
-    inverted_scaling: bool = True  # divide the outputs of drawn channels by p in training
+    scaling: Scaling = (
+        "train"  # divide outputs of drawn channels by p in training, or multiply by it at the end
+    )
     slowed_filters: bool = False  # multiply the gradient of a drawn filter by p, as FedDrop's code does
+    sparse_start: float = (
+        0.0  # p of the start: drawn layers begin with the deviation sqrt(2 p / fan); 0: as built
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scaling not in SCALINGS:
+            raise unknown("scaling", self.scaling, SCALINGS)
+        require(0 <= self.sparse_start <= 1, "method.sparse_start", self.sparse_start, "a number from 0 to 1")
+
+    def init(self, model: ElasticModel) -> ServerState:
+        """The module's own weights, or the same with the deviations that drawn channels want."""
+        state = super().init(model)
+        if self.sparse_start == 0:
+            return state
+        return replace(state, weights=started(state.weights, self.sparse_start, model))
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """Channels have no order: everyone is given the full model, if the budget can be met at all."""
@@ -72,7 +95,7 @@ class UniProb(Method):
         scale = None
         if cut != task.patch.cut:
             probabilities = self.probabilities(task, model)
-            scale = self.scale(probabilities, cut, weights, model) if self.inverted_scaling else None
+            scale = self.scale(probabilities, cut, weights, model) if self.scaling == "train" else None
             weights = slowed(weights, probabilities, cut, model) if self.slowed_filters else weights
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
@@ -87,67 +110,40 @@ class UniProb(Method):
         like = next(weight for weight in weights.values() if weight.is_floating_point())
         return model.units.on_outputs(torch.from_numpy(1 / probabilities).to(like), cut)
 
+    def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
+        """Evaluation must know how often a unit was there: only where it is scaled by that, clients say so."""
+        update = super().train(task, data, model)
+        if self.scaling != "eval":
+            return update
+        return replace(update, metrics={**update.metrics, **self.means(task, model)})
+
+    def means(self, task: Task, model: ElasticModel) -> dict[str, float]:
+        """The mean probability of every group's units, as a client reports it."""
+        groups = model.units.by_group(self.probabilities(task, model))
+        return {f"{MEAN}{group}": float(each.mean()) for group, each in groups.items()}
+
+    def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
+        """Plain averaging; with scaling at evaluation also the mean probabilities over all rounds so far."""
+        merged = super().merge(state, updates, model)
+        if self.scaling != "eval" or not updates:
+            return merged
+        before, rounds = state.memory.get(MEANS, {}), state.memory.get(ROUNDS, 0)
+        total = sum(update.weight for update in updates)
+        means = {}
+        for group in model.groups.elastic:
+            now = sum(update.weight * update.metrics[f"{MEAN}{group}"] for update in updates) / total
+            means[group] = (rounds * before.get(group, 0.0) + now) / (rounds + 1)
+        return replace(merged, memory={**merged.memory, MEANS: means, ROUNDS: rounds + 1})
+
+    def as_deployed(self, state: ServerState, patch: Patch, model: ElasticModel) -> Patch:
+        """With scaling at evaluation, what reads a unit is multiplied by the unit's mean probability in training."""
+        means = state.memory.get(MEANS)
+        if self.scaling != "eval" or means is None:
+            return patch
+        shares = [np.full(model.groups.counts[group], means[group]) for group in model.units.slices]
+        return scaled_behind(patch, np.concatenate(shares), model)
+
     def work(self, task: Task, model: ElasticModel) -> Cost:
         """On average exactly what the budget allows."""
         full = super().work(task, model)
         return replace(full, macs=min(full.macs, round(3 * allowed_macs(model.costs, task.client.budget))))
-
-
-class _Slowed(torch.autograd.Function):
-    """A tensor as it is, whose gradient is multiplied by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: Tensor) -> Tensor:
-        ctx.save_for_backward(factor)
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (factor,) = ctx.saved_tensors
-        return gradients[0] * factor, None
-
-
-def slowed(
-    weights: Mapping[str, Tensor], probabilities: Vector, cut: Cut, model: ElasticModel
-) -> dict[str, Tensor]:
-    """The same weights, the gradient of each filter multiplied by the probability p of the unit that it makes.
-
-    A filter is drawn with probability p and its output divided by p: the mean of its gradient over draws is that of a
-    dense step, its variance (1 - p) / p times the square of that. The factor makes the mean p, the variance p^2 times
-    as large: filters of small clients move less, and no single step far.
-    """
-    found = model.once(("filters",), lambda: _filters(model))
-    return {
-        name: _Slowed.apply(value, _along(found[name], probabilities, cut, value, model))  # type: ignore[no-untyped-call]
-        if name in found
-        else value
-        for name, value in weights.items()
-    }
-
-
-def _filters(model: ElasticModel) -> dict[str, Place]:
-    """Of every weight and bias of a layer that makes units, the axis on which these lie."""
-    owned = [name for name in model.parameters if name.rpartition(".")[0] in model.groups.producers]
-    made = {name: model.units.made_by(name) for name in owned}
-    return {name: place for name, place in made.items() if place is not None}
-
-
-def _along(place: Place, probabilities: Vector, cut: Cut, like: Tensor, model: ElasticModel) -> Tensor:
-    shape = [1] * like.dim()
-    shape[place.dim] = -1
-    return model.units.along(torch.from_numpy(probabilities).to(like), place, cut).view(shape)
-
-
-def draw_active(
-    groups: ChannelGroups,
-    probabilities: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]],
-    generator: np.random.Generator,
-) -> Cut:
-    """One Bernoulli draw per unit; a group with fewer units than it needs keeps those that were closest to staying."""
-    channels = {}
-    for group, probability in probabilities.items():
-        margin = generator.random(len(probability)) - probability
-        active = int((margin < 0).sum())
-        count = groups.constraint(group).round_up(active, of=len(probability))
-        channels[group] = np.sort(np.argsort(margin, kind="stable")[:count]).tolist()
-    return Cut.of(groups, channels)

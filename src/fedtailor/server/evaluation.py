@@ -98,7 +98,7 @@ def _statistics(inquiry: Inquiry, state: ServerState, cut: Cut, clients: Sequenc
     """Ask clients for the statistics of one width on their data; they are sent the same patch, which they only read."""
     setup, model = inquiry.setup, inquiry.setup.model
     patch = model.cut(state.weights, cut, setup.method.policy.travelling(model))
-    patch = setup.method.as_deployed(patch, model)  # statistics are those of what will run
+    patch = setup.method.as_deployed(state, patch, model)  # statistics are those of what will run
     lease = Lease(norm.tagged_statistics(model, cut), cut)
     return inquiry.ask(
         [Task(client, state.round, patch, lease, setup.seeds, action="calibrate") for client in clients]

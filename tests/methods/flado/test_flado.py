@@ -20,10 +20,11 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
 from fedtailor.messages import ServerState
+from fedtailor.methods.dropping import draw_active
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.flado.flado import SEED, SKETCH, Flado, trajectory_of
 from fedtailor.methods.flado.sketch import Transform
-from fedtailor.methods.uniprob import UniProb, draw_active
+from fedtailor.methods.uniprob import UniProb
 from fedtailor.seeds import Seeds
 from helpers import client, cnn_model, differing, image_data, images, mlp_model, run, update_of, vectors
 from methods.test_uniprob import SquareStage

@@ -27,6 +27,7 @@ from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import require, unknown
 from fedtailor.messages import Client, ServerState, Task, Update
+from fedtailor.methods.dropping import draw_active
 from fedtailor.methods.flado.alignment import (
     ESTIMATORS,
     Alignment,
@@ -37,10 +38,8 @@ from fedtailor.methods.flado.alignment import (
 )
 from fedtailor.methods.flado.trajectory import SEED, SKETCH, trajectory_of, without_trajectory
 from fedtailor.methods.registry import register
-from fedtailor.methods.uniprob import UniProb, draw_active
+from fedtailor.methods.uniprob import UniProb
 from fedtailor.seeds import Seeds
-
-MEAN = "probability of "  # what a client reports of a group, and the group's name
 
 
 @register("flado")
@@ -126,10 +125,8 @@ class Flado(UniProb):
             task = self.prepare(replace(task, memory={}), data, model)
             update = super().train(task, data, model)
             again = {"examples": 2 * update.metrics["examples"], "reset": 1.0}
-        groups = model.units.by_group(self.probabilities(task, model))
-        means = {f"{MEAN}{group}": float(each.mean()) for group, each in groups.items()}
         cosine = {name: value for name, value in task.prepared.items() if name == "cosine"}
-        return replace(update, metrics={**update.metrics, **means, **cosine, **again})
+        return replace(update, metrics={**update.metrics, **self.means(task, model), **cosine, **again})
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Take up the probabilities of the last time, and align them if there is a trajectory to follow."""
@@ -154,7 +151,7 @@ class Flado(UniProb):
             batch = data.take(chosen)
 
             def loss(weights: Mapping[str, Tensor], cut: Cut, batch: Any = batch, p: Vector = p) -> Tensor:
-                scale = self.scale(p, cut, weights, model) if self.inverted_scaling else None
+                scale = self.scale(p, cut, weights, model) if self.scaling == "train" else None
                 with task.seeds.scope("alignment layers", client=task.client.id, round=task.round):
                     outputs = model.forward(weights, cut, batch, mode="train", scale=scale)
                 return self.loss([outputs], [dict(weights)], batch, task, model)

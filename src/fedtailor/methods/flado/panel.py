@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedtailor.charts.panel import Chart, Panel, ReportedRun, axis, heat, panel
-from fedtailor.methods.flado.flado import MEAN
+from fedtailor.methods.uniprob import MEAN
 
 
 @panel("flado")
