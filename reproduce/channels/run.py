@@ -24,9 +24,23 @@ OTHERS = (
 # What scaling does where nothing normalises.
 UNSCALED = ("heterofl:scaler=false", "uniprob:scaling=none")
 
+# What makes UniProb train where budgets are small.
+BUDGETS = "reproduce/channels/small-budgets.toml"
+FORMS = (
+    "efd",
+    "uniprob:slowed_filters=false",
+    "uniprob:slowed_filters=true",
+    "uniprob:slowed_filters=false:sparse_start=0.5",
+    "uniprob:slowed_filters=true:sparse_start=0.5",
+    "uniprob:slowed_filters=false:scaling=none",
+    "uniprob:slowed_filters=false:scaling=eval",
+)
+
 EXPERIMENTS = (
-    Experiment("fashion-iid", FASHION, (*METHODS, *OTHERS, *UNSCALED), 2),
-    Experiment("fashion-dirichlet", FASHION, (*METHODS, *OTHERS), 2, ("data.partition=dirichlet",)),
+    Experiment("fashion-iid", FASHION, (*METHODS, *OTHERS, *UNSCALED), 3),
+    Experiment("fashion-dirichlet", FASHION, (*METHODS, *OTHERS), 3, ("data.partition=dirichlet",)),
+    Experiment("small-budgets", BUDGETS, FORMS, 3),
+    Experiment("small-budgets-clipped", BUDGETS, FORMS, 3, ("training.clip_norm=1.0",)),
 )
 
 if __name__ == "__main__":
