@@ -102,3 +102,41 @@ def test_networks_of_clients(script, tmp_path, method, settings):
     assert found["accuracy"].keys() >= {"loc, own images", "glo, common images"}
     assert sum(tier["clients"] for tier in found["tiers"].values()) == 5
     assert (found["bytes_before_training"] > 0) == ("accuracy_in_search" in found) == (method == "apfl")
+
+
+def _run(**accuracy: float) -> dict[str, Any]:
+    tiers = {tier.removeprefix("t").replace("_", "."): value for tier, value in accuracy.items()}
+    return {"accuracy": tiers, "bytes": 2_000_000, "macs": 3_000_000_000}
+
+
+def test_tables_join_the_runs_of_one_tier_each_and_star_what_is_more_than_noise(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from reproduce.shared.tables import accuracy_table, difference_table, rows_of
+
+    runs = {
+        "fjord": {
+            "1": _run(t0_5=80.0, t1=90.0),
+            "2": _run(t0_5=81.0, t1=91.0),
+            "3": _run(t0_5=80.5, t1=90.4),
+        },
+        # Each network is given to every tier; a row has of each tier its own.
+        "efd:w=0.5": {seed: _run(t0_5=70.0 + int(seed), t1=70.0 + int(seed)) for seed in "123"},
+        "efd:w=1": {seed: _run(t0_5=60.0, t1=89.9 + int(seed) % 2) for seed in "123"},
+        "efd": {seed: _run(t0_5=60.0, t1=60.0) for seed in "123"},
+        "kept otherwise": {"1": {"loss": 1.0}},
+    }
+    rows = rows_of(runs, ["fjord", "efd:w=each", "efd", "kept otherwise", "not run"])
+    assert list(rows) == ["fjord", "efd:w=each", "efd"]
+    assert rows["efd:w=each"]["2"] == {
+        "accuracy": {"0.5": 72.0, "1": 89.9},
+        "bytes": 4_000_000,
+        "macs": 6_000_000_000,
+    }
+    lines = list(accuracy_table(rows))
+    assert lines[2] == "| `fjord` | 80.5 ± 0.5 | 90.5 ± 0.5 | 2 | 3 | 3 | 0 |"
+    assert lines[4] == "| `efd` |  | 60.0 ± 0.0 | 2 | 3 | 3 | 0 |"  # one network for all: shown once
+    table = list(difference_table(rows, "fjord"))
+    assert (
+        table[2] == "| `efd:w=each` | -8.5 ± 2.2* | +0.1 ± 2.6 |"
+    )  # t = 4.303 times 0.866 and 1.058, over sqrt(3)
+    assert "corrected for 4 comparisons" in table[-1]

@@ -21,6 +21,7 @@ from fedtailor.storage.run_folder import RunFolder
 from fedtailor.sweep.plan import PlannedRun, is_same, make_plan
 from reproduce.shared.figures import ending, versions
 from reproduce.shared.results import Result, Results
+from reproduce.shared.tables import accuracy_table, difference_table, rows_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,6 +106,9 @@ class Paper:
         if options.list:
             print("\n".join(command for each in chosen for command in each.commands(runs)))
             return
+        if options.tables:
+            print("\n".join(line for each in chosen for line in self._tables(each, results, options.against)))
+            return
         try:
             if not options.draw:
                 workers = [f"engine.workers={options.workers}"] if options.workers else []
@@ -119,6 +123,16 @@ class Paper:
     @property
     def _names(self) -> list[str]:
         return [experiment.name for experiment in self.experiments]
+
+    def _tables(self, experiment: Experiment, results: Results, against: str | None) -> Iterator[str]:
+        """What is known of an experiment, as its page shows it."""
+        rows = rows_of(results.runs(experiment.name), list(experiment.methods))
+        if not rows:
+            return
+        yield from (f"## {experiment.name}", "", *accuracy_table(rows), "")
+        first = against if against in rows else next(iter(rows))
+        if len(rows) > 1:
+            yield from (*difference_table(rows, first), "")
 
     def _run(
         self, chosen: Sequence[Experiment], results: Results, runs: Path, workers: list[str], seconds: float
@@ -158,6 +172,11 @@ class Paper:
             help=f"all, or of: {names}",
         )
         add("--list", action="store_true", help="show the commands and stop")
+        add("--tables", action="store_true", help="show what came out as tables, with intervals, and stop")
+        add(
+            "--against",
+            help="with --tables: the method that the others are compared with (default: the first)",
+        )
         add("--workers", help="worker processes of a run (default: all cores)")
         add(
             "--seconds",
