@@ -189,16 +189,16 @@ def _sentences(found: Spending, kinds: Sequence[Callable[[PerClient], Ratios]]) 
 
 
 def _over_tiers(ratios: Mapping[str, Ratios]) -> Iterator[tuple[str, str]]:
-    """``1.2x to 1.26x the MACs`` and ``tiers 0.4 to 1``; figures of which the same is to be said together."""
-    together: dict[tuple[str, str], list[str]] = {}
+    """``1.2x to 1.26x the MACs`` and ``tiers 0.4 to 1``; figures of the same tiers together."""
+    together: dict[str, dict[str, list[str]]] = {}
     for figure in TOLD:
         by_tier = {tier: each[figure] for tier, each in ratios.items() if figure in each}
         if by_tier:
             ends = dict.fromkeys(times(end(by_tier.values())) for end in (min, max))
-            said = " to ".join(ends), _named(list(by_tier), list(ratios))
-            together.setdefault(said, []).append(FIGURES[figure])
-    for (ratio, where), figures in together.items():
-        yield f"{ratio} the {' and '.join(figures)}", where
+            same = together.setdefault(_named(list(by_tier), list(ratios)), {})
+            same.setdefault(" to ".join(ends), []).append(FIGURES[figure])
+    for where, told in together.items():
+        yield _joined(told), where
 
 
 def _named(some: Sequence[str], every: Sequence[str]) -> str:
@@ -220,4 +220,8 @@ def _listed(ratios: Ratios) -> str:
     together: dict[str, list[str]] = {}
     for figure in (figure for figure in TOLD if figure in ratios):
         together.setdefault(times(ratios[figure]), []).append(FIGURES[figure])
-    return ", ".join(f"{ratio} the {' and '.join(figures)}" for ratio, figures in together.items())
+    return _joined(together)
+
+
+def _joined(told: Mapping[str, Sequence[str]]) -> str:
+    return " and ".join(f"{ratio} the {' and '.join(figures)}" for ratio, figures in told.items())
