@@ -204,5 +204,8 @@ def test_an_old_run_does_not_hide_what_the_others_spent():
     assert not_recorded(results) == ["old"]
     assert list(spending(results)) == ["a"]
     data = fairness_data(results, {"a": ALLOWED})
+    panel = fairness([new, replace(new, variant="b"), old])
+    assert "old: made before it was recorded" in panel.text
+    assert EQUAL not in panel.text  # nobody knows
     assert (data["unequal"], data["above_budget"], data["not_recorded"]) == ([], [], ["old"])
     assert data["methods"]["a"]["1"]["macs"] == 36_000

@@ -40,7 +40,7 @@ def fairness(runs: Runs) -> Panel:
         results = {variant: [run.records for run in each] for variant, each in same_seeds.items()}
         found = spending(results, {variant: allowed_by(each[0].setup) for variant, each in methods.items()})
         at = f"With {setting}: " if setting else ""
-        words += [f"{at}{sentence}" for sentence in _budgets(found)]
+        words += [f"{at}{sentence}" for sentence in _budgets(found, len(methods))]
         words += unequal_rules({variant: each[0].config for variant, each in methods.items()})
         words += [
             f"{variant}: made before it was recorded what each tier spends."
@@ -55,9 +55,9 @@ def fairness(runs: Runs) -> Panel:
     return Panel("fairness", "Fairness", "\n".join(dict.fromkeys(words)), charts, tables)
 
 
-def _budgets(found: Spending) -> list[str]:
-    """What is unequal; that nothing is, where there was something to compare."""
-    equal = len(found) > 1 and not unequal_budgets(found)
+def _budgets(found: Spending, methods: int) -> list[str]:
+    """What is unequal; that nothing is, where all methods could be compared."""
+    equal = len(found) == methods > 1 and not unequal_budgets(found)
     return [*([EQUAL] if equal else []), *everything_unequal(found)]
 
 
