@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedtailor.errors import FedtailorError
-from fedtailor.record import Cohort, RoundRecord, Spent
+from fedtailor.record import Cohort, RoundRecord, Spent, TierSpent
 from fedtailor.trackers import tracking
 
 RECORDS = [
@@ -27,6 +27,7 @@ RECORDS = [
         seconds=0.25,
         deployed={"1": {"macs": 8, "params": 7}},
         reported={"3": {"cosine": 0.25}},
+        by_tier={"1": TierSpent(5, 3, 70, 2, 2, 6, 7)},
         method={"stage": "search", "rank": 3, "shares": [0.5, 1.0], "widths": {"3": 4}},
     ),
 ]

@@ -8,9 +8,9 @@ there. On disk it is one flat row of ``metrics.jsonl``; two parts stand elsewher
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 Tiers = Mapping[str, Mapping[str, float]]  # tier -> metric -> value, the smallest device first
 Row = dict[str, Any]  # a record as plain values
@@ -37,15 +37,24 @@ class Spent:
     bytes_up: int = 0
     macs: int = 0
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(
-            self.bytes_down + other.bytes_down, self.bytes_up + other.bytes_up, self.macs + other.macs
-        )
+    def __add__(self, other: Self) -> Self:
+        names = [item.name for item in fields(self)]
+        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def bytes(self) -> int:
         """Both ways."""
         return self.bytes_down + self.bytes_up
+
+
+@dataclass(frozen=True)
+class TierSpent(Spent):
+    """What training cost all clients that were of one tier in a round, and how many these were."""
+
+    asked: int = 0
+    answered: int = 0  # those whose updates could be used: they alone count in ``bytes_up`` and ``macs``
+    examples: int = 0  # that these trained on, as often as they saw them
+    parameters: int = 0  # weights and biases that those who were asked were sent
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class RoundRecord:
     method: Mapping[str, Any] = field(default_factory=dict)  # what ``Method.notes`` returned
     coverage: Sequence[Covered] = ()  # equal cuts of merged updates
     seconds: float = 0.0
+    by_tier: Mapping[str, TierSpent] = field(default_factory=dict)  # ``training`` by the clients' tiers
 
     @property
     def spent(self) -> Spent:
@@ -106,7 +116,8 @@ class RoundRecord:
             table = row.get(above, {}) if above else row
             if name in table:
                 _put(parts, path, table[name])
-        made = {part: kind(**parts[part]) for part, kind in PARTS.items()}
+        made: Row = {part: kind(**parts[part]) for part, kind in PARTS.items()}
+        made["by_tier"] = {tier: _tier_spent(each) for tier, each in parts.get("by_tier", {}).items()}
         return cls(**{**parts, **made}, coverage=tuple(coverage), seconds=seconds)
 
 
@@ -127,6 +138,7 @@ KEYS = {
     "measuring.bytes_down": "measuring.bytes_down",
     "measuring.bytes_up": "measuring.bytes_up",
     "measuring.macs": "measuring.macs",
+    "by_tier": "by_tier",
     "train_loss": "train_loss",
     "tiers": "tiers",
     "best_round": "best_round",
@@ -134,7 +146,14 @@ KEYS = {
     "reported": "reported",
     "method": "method",
 }
-SOMETIMES = ("tiers", "best_round", "deployed", "reported", "method")  # not written where there is nothing
+SOMETIMES = (
+    "by_tier",
+    "tiers",
+    "best_round",
+    "deployed",
+    "reported",
+    "method",
+)  # not written where there is nothing
 
 
 def _put(table: Row, path: str, value: Any) -> None:
@@ -146,7 +165,14 @@ def _put(table: Row, path: str, value: Any) -> None:
 
 def _copied(value: Any) -> Any:
     """Mappings as dictionaries of their own, however deep."""
+    if isinstance(value, TierSpent):
+        return asdict(value)
     return {key: _copied(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _tier_spent(table: Mapping[str, int]) -> TierSpent:
+    known = {item.name for item in fields(TierSpent)}
+    return TierSpent(**{name: value for name, value in table.items() if name in known})
 
 
 def headline(tiers: Tiers) -> str:

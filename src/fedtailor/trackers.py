@@ -15,6 +15,8 @@ from typing import Any
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.record import RoundRecord
 
+LEFT_OUT = ("round", "reported", "by_tier", "tiers")  # keys of a row; tiers are told under another name
+
 Log = Callable[[Mapping[str, float], int], None]  # values by name, and the round
 OnRound = Callable[[RoundRecord], None]
 Open = Callable[[Path, Mapping[str, Any]], AbstractContextManager[Log]]  # the run's folder and settings
@@ -24,7 +26,7 @@ def flat(record: RoundRecord) -> dict[str, float]:
     """The numbers of a record under flat names: those of its row, and below it ``tier/0.5/accuracy``, ``method/rank``.
 
     Left out are ``reported``, because an entry for each client would be a curve with gaps for each, what a method notes
-    in tables and lists, and coverage: all of it stands in the run's folder.
+    in tables and lists, what each tier spent and coverage: all of it stands in the run's folder.
 
     >>> values = flat(RoundRecord(2, tiers={"0.5": {"accuracy": 0.9}}, method={"stage": "search", "rank": 3}))
     >>> "round" in values, values["measuring/macs"], values["tier/0.5/accuracy"], values["method/rank"]
@@ -32,7 +34,7 @@ def flat(record: RoundRecord) -> dict[str, float]:
     """
     row = {**record.as_row(), "seconds": record.seconds}
     noted = {name: value for name, value in row.get("method", {}).items() if not isinstance(value, Mapping)}
-    kept = {name: value for name, value in row.items() if name not in ("round", "reported", "tiers")}
+    kept = {name: value for name, value in row.items() if name not in LEFT_OUT}
     return dict(_numbers({**kept, "method": noted, "tier": record.tiers or {}}))
 
 

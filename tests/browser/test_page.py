@@ -104,7 +104,7 @@ def test_everything_is_drawn_offline_and_fits(browser, report, width, scheme):
     with Looking(browser, file.as_uri(), width, scheme) as looking:
         assert looking.problems == []
         assert looking.requests == [file.as_uri()]
-        assert {"progress", "width", "pareto", "fairness", "coverage", "data", "fedrolex"} <= set(
+        assert {"progress", "width", "pareto", "left-behind", "coverage", "data", "fedrolex"} <= set(
             keys(panels)
         )
         for key in keys(panels):

@@ -157,6 +157,50 @@ def test_one_model_per_tier_is_one_row(folder, monkeypatch, capsys):
     assert "tiers have widths" in capsys.readouterr().err
 
 
+def test_compare_says_which_method_was_given_more(folder, monkeypatch, capsys):
+    """FjORD's teacher is one more network in every step; it is sent and holds nothing more for it."""
+    words = (
+        "compare",
+        "small.toml",
+        "--methods",
+        "fjord,fjord:distillation=false",
+        "--set",
+        "fleet.name=uniform-2",
+        "--set",
+        "clients_per_round=5",
+    )
+    assert call(monkeypatch, *words, "--json") == 0
+    told = json.loads(capsys.readouterr().out)["fairness"]
+    spent = {}
+    for name in ("fjord", "fjord-distillation-false"):
+        lines = (folder / f"runs/small/{name}-seed3/metrics.jsonl").read_text().splitlines()
+        tiers = [json.loads(line)["by_tier"]["1"] for line in lines]
+        spent[name] = sum(tier["macs"] for tier in tiers) / sum(tier["answered"] for tier in tiers)
+    ratio = told["methods"]["fjord"]["1"]["of_others"]
+    assert ratio["macs"] == pytest.approx(spent["fjord"] / spent["fjord-distillation-false"])
+    assert ratio["macs"] > 1.3
+    assert (ratio["bytes"], ratio["parameters"]) == (1, 1)
+    (first, *_) = told["unequal"]
+    assert first.startswith("fjord spends ")
+    assert "x the MACs of fjord:distillation=false (" in first
+    assert call(monkeypatch, *words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Unequal budgets, per client and round: {first}" in shown
+
+
+def test_compare_says_nothing_about_budgets_that_are_equal(folder, monkeypatch, capsys):
+    methods = "heterofl:norm=averaged,fedrolex:norm=averaged"
+    assert call(monkeypatch, "compare", "small.toml", "--methods", methods) == 0
+    shown = capsys.readouterr().out
+    assert "Unequal" not in shown
+    assert "not compared" not in shown
+    assert call(monkeypatch, "compare", "small.toml", "--methods", methods, "--json") == 0
+    told = json.loads(capsys.readouterr().out)["fairness"]
+    assert (told["unequal"], told["not_recorded"]) == ([], [])
+    tiers = told["methods"]["fedrolex:norm=averaged"].values()
+    assert {ratio for tier in tiers for ratio in tier["of_others"].values()} == {1}
+
+
 @pytest.mark.parametrize(
     ("methods", "words"),
     [

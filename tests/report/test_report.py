@@ -93,8 +93,8 @@ def test_who_is_beaten_in_both_is_not_on_the_front(folder):
     assert found["splitmix"]["on the front"] == "no"
 
 
-def test_fairness_is_the_distance_from_worst_to_best_class(panels):
-    records = [record for record in chart(panels, "fairness").data if record["method"] == "heterofl"]
+def test_who_is_left_behind_is_the_distance_from_worst_to_best_class(panels):
+    records = [record for record in chart(panels, "left-behind").data if record["method"] == "heterofl"]
     scores = [record["score"] for record in records]
     assert len(records) == len(TIERS)
     assert records[0]["gap"] == pytest.approx(max(scores) - min(scores), abs=1e-4)
@@ -148,7 +148,7 @@ def test_markdown_csv_and_png(panels, tmp_path):
     assert tmp_path / "csv/progress.csv" in files
     rows = list(csv.DictReader(io.StringIO((tmp_path / "csv/progress.csv").read_text())))
     assert len(rows) == len(chart(panels, "progress").data)
-    picture = export.png(chart(panels, "fairness"))
+    picture = export.png(chart(panels, "left-behind"))
     assert picture.startswith(b"\x89PNG")
 
 

@@ -10,7 +10,7 @@ import torch
 
 import fedtailor
 from fedtailor.methods.registry import get_method
-from fedtailor.record import Best, Cohort, Covered, RoundRecord, Spent
+from fedtailor.record import Best, Cohort, Covered, RoundRecord, Spent, TierSpent
 from fedtailor.storage.checkpoint import Checkpoint, settle
 from fedtailor.storage.journal import CheckpointSettings, Journal
 from fedtailor.storage.run_folder import RunFolder
@@ -21,6 +21,7 @@ FULL = RoundRecord(
     cohort=Cohort(5, 3, {"late": 1, "non-finite": 1}, 2, 4),
     training=Spent(10, 20, 30),
     measuring=Spent(1, 2, 3),
+    by_tier={"0.5": TierSpent(4, 8, 12, 2, 1, 16, 20), "1": TierSpent(6, 12, 18, 3, 2, 24, 28)},
     train_loss=0.1,
     tiers={"0.5": {"loss": 1.25, "accuracy": 0.5}, "1": {"loss": 1.0, "accuracy": 1 / 3}},
     best_round=1,
@@ -34,7 +35,7 @@ FULL = RoundRecord(
 
 def test_the_full_record_is_full():
     """No field of it, nor of its parts, has the value that it would have by itself."""
-    for record in (FULL, FULL.cohort, FULL.training, FULL.measuring):
+    for record in (FULL, FULL.cohort, FULL.training, FULL.measuring, FULL.by_tier["1"]):
         plain = type(record)(0) if isinstance(record, RoundRecord) else type(record)()
         assert [
             item.name for item in fields(record) if getattr(record, item.name) == getattr(plain, item.name)
@@ -92,7 +93,8 @@ def test_a_row_of_an_older_version_lacks_what_was_not_counted_then():
 
 def test_a_row_of_a_newer_version_is_read_without_what_is_not_known_yet():
     row = FULL.as_row()
-    newer = {**row, "energy": 5, "measuring": {**row["measuring"], "joules": 7}}
+    tiers = {tier: {**each, "joules": 7} for tier, each in row["by_tier"].items()}
+    newer = {**row, "energy": 5, "measuring": {**row["measuring"], "joules": 7}, "by_tier": tiers}
     assert RoundRecord.from_row(newer) == RoundRecord.from_row(row)
 
 
@@ -100,7 +102,11 @@ def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
     row = FULL.as_row()
     assert list(row) == [
         "round", "clients", "merged", "refused", "abandoned", "resting", "bytes_down", "bytes_up", "macs", "measuring",
-        "train_loss", "tiers", "best_round", "deployed", "reported", "method",
+        "by_tier", "train_loss", "tiers", "best_round", "deployed", "reported", "method",
     ]  # fmt: skip
     assert row["measuring"] == {"bytes_down": 1, "bytes_up": 2, "macs": 3}
-    assert list(RoundRecord(1).as_row()) == list(row)[:11]
+    assert row["by_tier"]["0.5"] == {
+        "bytes_down": 4, "bytes_up": 8, "macs": 12, "asked": 2, "answered": 1, "examples": 16, "parameters": 20,
+    }  # fmt: skip
+    without = [key for key in list(row)[:12] if key != "by_tier"]
+    assert list(RoundRecord(1).as_row()) == without

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.padding import Padding
 from rich.progress import Progress
+from rich.text import Text
 
 from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import (
@@ -99,11 +101,21 @@ def compare(
 
 
 def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
-    from fedtailor.report.comparison import comparison_data, comparison_tables, group_results
+    from fedtailor.report.comparison import (
+        comparison_data,
+        comparison_tables,
+        group_allowed,
+        group_results,
+    )
+    from fedtailor.report.fairness import fairness_data
 
-    results = group_results(plan.runs)
+    results, allowed = group_results(plan.runs), group_allowed(plan.runs)
+    fairness = {cell: fairness_data(each, allowed[cell]) for cell, each in results.items()}
     if as_json:
-        cells = [{"grid": dict(cell), **comparison_data(each, target)} for cell, each in results.items()]
+        cells = [
+            {"grid": dict(cell), **comparison_data(each, target), "fairness": fairness[cell]}
+            for cell, each in results.items()
+        ]
         rest = {"cells": cells} if len(cells) > 1 else {}
         print_json({"folder": str(plan.folder), **cells[0], "unequal_rules": plan_rules(plan), **rest})
         return
@@ -113,11 +125,23 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
         title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
         for part in comparison_tables(title, each, target):
             console.print(part)
+        _show_unequal(fairness[cell]["unequal"], fairness[cell]["not_recorded"])
     for sentence in plan_rules(plan):
         console.print(sentence, markup=False)
     console.print(f"Files: {plan.folder}/", markup=False)
     if report is not None:
         console.print(f"Report: {report}", markup=False)
+
+
+def _show_unequal(unequal: Sequence[str], not_recorded: Sequence[str]) -> None:
+    """Budgets that were not the same for all; nothing where they were."""
+    if unequal:
+        console.print("Unequal budgets, per client and round:")
+    for sentence in unequal:
+        console.print(Padding.indent(Text(sentence), 2))
+    if not_recorded:
+        names = ", ".join(not_recorded)
+        console.print(f"Budgets are not compared for runs of an earlier version: {names}", markup=False)
 
 
 def plan_rules(plan: Plan) -> list[str]:

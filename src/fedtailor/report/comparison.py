@@ -15,6 +15,7 @@ from fedtailor.record import headline
 from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
 from fedtailor.report.differences import Difference, judged, paired, what_seeds_can_tell
+from fedtailor.report.fairness import Allowed, allowed_by
 from fedtailor.report.tables import Results, comparison_rows, comparison_table, join_by_tier, shown, totals
 from fedtailor.report.targets import (
     Records,
@@ -39,6 +40,14 @@ def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Recor
     for (cell, variant, _seed), by_tier in parts.items():
         results.setdefault(cell, {}).setdefault(variant, []).append(join_by_tier(by_tier))
     return results
+
+
+def group_allowed(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, Allowed]]:
+    """What budgets allow: cell of the grid -> method -> tier."""
+    found: dict[Cell, dict[str, Allowed]] = {}
+    for run in runs:
+        found.setdefault(run.cell, {}).setdefault(run.variant, allowed_by(run.folder.setup()))
+    return found
 
 
 def with_ending(records: Records, config: RunConfig) -> Records:

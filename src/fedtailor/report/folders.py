@@ -13,7 +13,7 @@ from fedtailor.charts.panel import ReportedRun
 from fedtailor.errors import FedtailorError
 from fedtailor.report.tables import join_by_tier
 from fedtailor.storage.files import in_use
-from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, METRICS, SETUP, RunFolder
+from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, METRICS, RunFolder
 from fedtailor.sweep.plan import COMPARISON
 
 
@@ -61,7 +61,7 @@ def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
         state="finished" if run.finished else "running" if in_use(folder) else "interrupted",
         folder=str(folder),
         records=run.records(),
-        setup=_read(folder / SETUP, json.loads),
+        setup=run.setup(),
         config=config,
         environment=_read(folder / ENVIRONMENT, json.loads),
         tables={name: table.tolist() for name, table in run.load_diagnostics().items()},

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from fedtailor.charts.grouping import percent
-from fedtailor.record import RoundRecord, Spent, headline
+from fedtailor.record import RoundRecord, Spent, TierSpent, headline
 from fedtailor.report.amounts import short, size
 from fedtailor.report.targets import Records, last_evaluation
 from fedtailor.run.result import Run
@@ -94,12 +94,28 @@ def _joined(by_tier: Mapping[str, RoundRecord]) -> RoundRecord:
         cohort=replace(records[0].cohort, refused=dict(refused)),
         training=sum((record.training for record in records), Spent()),
         measuring=sum((record.measuring for record in records), Spent()),
+        by_tier=_joined_tiers(records),
         tiers={tier: record.tiers[tier] for tier, record in by_tier.items() if record.tiers} or None,
         deployed={tier: each.deployed[tier] for tier, each in by_tier.items() if tier in each.deployed},
         method={},
         coverage=(),
         seconds=sum(record.seconds for record in records),
     )
+
+
+def _joined_tiers(records: Records) -> dict[str, TierSpent]:
+    """What a client spent in several runs together: the same clients took part in each, with the same examples."""
+    tiers = dict.fromkeys(tier for record in records for tier in record.by_tier)
+    parts = {tier: [each.by_tier[tier] for each in records if tier in each.by_tier] for tier in tiers}
+    return {
+        tier: replace(
+            sum(each, TierSpent()),
+            asked=max(part.asked for part in each),
+            answered=max(part.answered for part in each),
+            examples=max(part.examples for part in each),
+        )
+        for tier, each in parts.items()
+    }
 
 
 def comparison_rows(results: Results) -> list[dict[str, Any]]:

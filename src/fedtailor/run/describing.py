@@ -9,6 +9,9 @@ from typing import Any
 
 from fedtailor.config import RunConfig, to_toml
 from fedtailor.data import picture
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import absolute_limits
+from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.server.setup import Setup
 from fedtailor.storage.fingerprint import Fingerprint, describe_environment, fingerprint
 from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, SETUP
@@ -68,9 +71,27 @@ def _tiers(setup: Setup) -> list[dict[str, Any]]:
                 "budget": str(tier.budget),
                 "params": cost.params,
                 "macs": cost.macs,
+                "allowed": _allowed(setup, tier.budget),
             }
         )
     return tiers
+
+
+def _allowed(setup: Setup, budget: Budget) -> dict[str, int]:
+    """What the budget lets any method spend: the piece of its width, and its limits; nothing of what it leaves open.
+
+    Where clients have budgets of their own, that of a tier is nobody's.
+    """
+    if setup.fleet.macs_range is not None:
+        return {}
+    limits = {name: getattr(budget, name) for name in ("macs", "params", "bytes")}
+    allowed = {
+        name: int(limit) for name, limit in absolute_limits(setup.model.costs, Budget(**limits)).items()
+    }
+    if budget.width is None:
+        return allowed
+    cost = setup.model.cost(prefix(setup.model.groups, as_width(budget.width)))
+    return {name: min(getattr(cost, name), allowed.get(name, getattr(cost, name))) for name in limits}
 
 
 def _layers(setup: Setup) -> dict[str, Any]:

@@ -1,32 +1,40 @@
 """What a round costs: bytes that travel, without headers, and multiply-accumulates on clients.
 
 Training and questions without training (calibration, evaluation on clients) are counted apart: they become
-``RoundRecord.training`` and ``RoundRecord.measuring``.
+``RoundRecord.training``, with its parts ``by_tier``, and ``RoundRecord.measuring``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedtailor.elasticity.cutting.names import plain
 from fedtailor.messages import Task, Update
-from fedtailor.record import Spent
+from fedtailor.record import Spent, TierSpent
 from fedtailor.server.faults import Try
 from fedtailor.server.setup import Setup
 
 
-def training_spent(setup: Setup, tries: Sequence[Try]) -> Spent:
-    """All tries of a round; abandoned ones cost too."""
-    return Spent(
-        sum(task.nbytes for tried in tries for task in tried.tasks),
-        sum(update.patch.nbytes for tried in tries for update in tried.updates),
-        sum(_training_macs(setup, tried) for tried in tries),
-    )
+def training_spent(setup: Setup, tries: Sequence[Try]) -> dict[str, TierSpent]:
+    """All tries of a round, by the tier that each client had in it; abandoned tries cost too."""
+    spent = {tier.name: TierSpent() for tier in setup.fleet.tiers}
+    for tried in tries:
+        updates = {update.client: update for update in tried.updates}
+        for task in tried.tasks:
+            spent[task.client.tier] += _spent_on(setup, task, updates.get(task.client.id))
+    return {tier: each for tier, each in spent.items() if each.asked}
 
 
-def _training_macs(setup: Setup, tried: Try) -> int:
-    examples = {update.client: update.metrics.get("examples", update.weight) for update in tried.updates}
-    worked = [task for task in tried.tasks if task.client.id in examples]
-    return sum(setup.method.work(task, setup.model).macs * int(examples[task.client.id]) for task in worked)
+def _spent_on(setup: Setup, task: Task, update: Update | None) -> TierSpent:
+    """One client's part; of one whose answer cannot be used, no more is known than what it was sent."""
+    known, values = set(setup.model.parameters), task.patch.values.items()
+    held = sum(value.numel() for name, value in values if plain(name) in known)
+    sent = TierSpent(task.nbytes, asked=1, parameters=held)
+    if update is None:
+        return sent
+    examples = int(update.metrics.get("examples", update.weight))
+    macs = setup.method.work(task, setup.model).macs * examples
+    return sent + TierSpent(0, update.patch.nbytes, macs, answered=1, examples=examples)
 
 
 def asking_spent(setup: Setup, tasks: Sequence[Task], updates: Sequence[Update]) -> Spent:

@@ -27,12 +27,14 @@ def round_record(
 ) -> RoundRecord:
     """The record of the round that ``after`` is the end of; abandoned tries cost too, only the last is learnt from."""
     merged, evaluated = tries[-1].updates, evaluation is not None
+    by_tier = training_spent(setup, tries)
     said = setup.method.notes(after.state, merged, setup.model)
     return RoundRecord(
         round=after.state.round,
         cohort=_cohort(setup, after, tries, evaluation),
-        training=training_spent(setup, tries),
+        training=sum(by_tier.values(), Spent()),
         measuring=evaluation.spent if evaluation else Spent(),
+        by_tier=by_tier,
         train_loss=_train_loss(merged),
         tiers=evaluation.scores.tiers if evaluation else None,
         best_round=after.best.round if evaluated and after.best else None,

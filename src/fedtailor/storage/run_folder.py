@@ -67,6 +67,11 @@ class RunFolder:
             for row in map(json.loads, lines)
         ]
 
+    def setup(self) -> Row:
+        """What the run started from, for reports; nothing where the folder does not say."""
+        file = self.path / SETUP
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
     def earlier_records(self) -> list[RoundRecord]:
         """The records of a run that may have been begun; none if it was not."""
         return self.records() if (self.path / METRICS).is_file() else []

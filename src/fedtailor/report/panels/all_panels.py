@@ -7,7 +7,8 @@ from fedtailor.charts.panel import Panel, panels_of
 from fedtailor.report.panels.answer import answer
 from fedtailor.report.panels.background import covered, data, provenance
 from fedtailor.report.panels.costs import pareto
-from fedtailor.report.panels.scores import fairness, progress, widths
+from fedtailor.report.panels.fairness import fairness
+from fedtailor.report.panels.scores import left_behind, progress, widths
 
 
 def all_panels(runs: Runs, per_cent: float | None = None) -> list[Panel]:
@@ -16,8 +17,8 @@ def all_panels(runs: Runs, per_cent: float | None = None) -> list[Panel]:
     panels: list[Panel] = []
     if evaluated:
         panels += [answer(evaluated, per_cent), progress(evaluated), widths(evaluated)]
-        panels += [pareto(evaluated, per_cent), fairness(evaluated)]
-    panels += [covered(runs), data(runs)]
+        panels += [pareto(evaluated, per_cent), left_behind(evaluated)]
+    panels += [fairness(runs), covered(runs), data(runs)]
     for method in dict.fromkeys(run.method for run in runs):
         own = [make([run for run in runs if run.method == method]) for make in panels_of(method)]
         panels += [each for each in own if each is not None]

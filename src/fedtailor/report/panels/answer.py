@@ -19,7 +19,6 @@ from fedtailor.report.comparison import (
     with_interval,
 )
 from fedtailor.report.differences import what_seeds_can_tell
-from fedtailor.report.rules import unequal_rules
 from fedtailor.report.tables import Results, shown, spread, totals
 from fedtailor.report.targets import Records, last_evaluation, mean_over_tiers
 
@@ -46,7 +45,6 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         if compared:
             tables.append((f"Differences from the best {setting}".strip(), compared))
         sentences.append(caution)
-        sentences += unequal_rules({variant: each[0].config for variant, each in methods.items()})
     unfinished = [run for run in runs if run.state != "finished"]
     if unfinished:
         sentences.append(

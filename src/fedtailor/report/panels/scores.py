@@ -129,7 +129,7 @@ def widths(runs: Runs) -> Panel:
     return Panel("width", "What each size of device gets", charts=[chart])
 
 
-def fairness(runs: Runs) -> Panel:
+def left_behind(runs: Runs) -> Panel:
     """Who is left behind."""
     metric = _metric(runs)
     groups: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -164,5 +164,5 @@ def fairness(runs: Runs) -> Panel:
         }
     }
     text = "One mark per device class, mean over seeds; the line goes from the worst served to the best served class."
-    chart = Chart("fairness", f"{metric} of every device class", text, rows, views, setting_filter(runs))
-    return Panel("fairness", "Who is left behind", charts=[chart])
+    chart = Chart("left-behind", f"{metric} of every device class", text, rows, views, setting_filter(runs))
+    return Panel("left-behind", "Who is left behind", charts=[chart])
