@@ -72,13 +72,22 @@ def slowed(
     dense step, its variance (1 - p) / p times the square of that. The factor makes the mean p, the variance p^2 times
     as large: filters of small clients move less, and no single step far.
     """
-    found = model.once(("filters",), lambda: _filters(model))
+    vector = torch.from_numpy(probabilities)
+    factors = {name: on_filter(vector.to(value), name, cut, model) for name, value in weights.items()}
     return {
-        name: _Slowed.apply(value, _along(found[name], probabilities, cut, value, model))  # type: ignore[no-untyped-call]
-        if name in found
-        else value
+        name: value if factors[name] is None else _Slowed.apply(value, factors[name])  # type: ignore[no-untyped-call]
         for name, value in weights.items()
     }
+
+
+def on_filter(values: Tensor, name: str, cut: Cut, model: ElasticModel) -> Tensor | None:
+    """The values of the units that a weight or bias makes, shaped like it; None where it makes none."""
+    place = model.once(("filters",), lambda: _filters(model)).get(name)
+    if place is None:
+        return None
+    shape = [1] * len(model.groups.extents[name])
+    shape[place.dim] = -1
+    return model.units.along(values, place, cut).view(shape)
 
 
 def _filters(model: ElasticModel) -> dict[str, Place]:
@@ -86,12 +95,6 @@ def _filters(model: ElasticModel) -> dict[str, Place]:
     owned = [name for name in model.parameters if name.rpartition(".")[0] in model.groups.producers]
     made = {name: model.units.made_by(name) for name in owned}
     return {name: place for name, place in made.items() if place is not None}
-
-
-def _along(place: Place, probabilities: Vector, cut: Cut, like: Tensor, model: ElasticModel) -> Tensor:
-    shape = [1] * like.dim()
-    shape[place.dim] = -1
-    return model.units.along(torch.from_numpy(probabilities).to(like), place, cut).view(shape)
 
 
 def started(weights: Weights, probability: float, model: ElasticModel) -> Weights:

@@ -50,7 +50,7 @@ class UniProb(Method):
     scaling: Scaling = (
         "train"  # divide outputs of drawn channels by p in training, or multiply by it at the end
     )
-    slowed_filters: bool = False  # multiply the gradient of a drawn filter by p, as FedDrop's code does
+    slowed_filters: bool = True  # multiply the gradient of a drawn filter by p, as FedDrop's code does
     sparse_start: float = (
         0.0  # p of the start: drawn layers begin with the deviation sqrt(2 p / fan); 0: as built
     )

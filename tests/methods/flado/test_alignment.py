@@ -1,41 +1,61 @@
-"""The alignment gradient against brute force, and the two errors of the paper's algorithm."""
+"""Estimates of how the cosine changes with probabilities, against brute force; the sign that the paper has wrong."""
 
 from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.front_door import elastic
-from fedtailor.methods.flado.alignment import Alignment, held_units, sketched, trained_names
+from fedtailor.methods.flado import alignment as module_under_test
+from fedtailor.methods.flado.alignment import (
+    Alignment,
+    Slope,
+    by_tensor,
+    expected_slope,
+    held_units,
+    sketched,
+    trained_names,
+    unit_sums,
+)
+from fedtailor.methods.flado.flado import Flado
+from fedtailor.methods.flado.following import Following
 from fedtailor.methods.flado.sketch import cosine
-from helpers import vectors
+from fedtailor.seeds import Seeds
+from helpers import client, images, vectors
 
 ROWS = 64
+UNITS = 5  # of which the last is always drawn, so that no mask is empty
 
 
-def tanh_net() -> nn.Module:
-    """Smooth, so that differences converge; in float64."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 4)).double()
-
-
-def batch_of(count: int = 8):
-    x, y = vectors(count).take(torch.arange(count))
+def batch_of(kind: str, count: int = 8):
+    x, y = (images if kind == "pool" else vectors)(count).take(torch.arange(count))
     return x.double(), y
 
 
-def alignment_of(model, direction, rows: int = ROWS) -> Alignment:
-    batch = batch_of()
-
-    def loss(weights, cut):
-        return model.objective.loss(model.forward(weights, cut, batch, mode="train"), batch)
-
-    trajectory = sketched(trained_names(model), direction, rows, seed=3)
-    return Alignment(model, model.weights(), trajectory, loss)
+@cache
+def model_of(kind: str):
+    """One layer of drawn units, and behind it a layer with kinks of its own (none for tanh); in float64."""
+    with Seeds(4).scope("aligned network"):
+        if kind == "pool":
+            module = nn.Sequential(
+                nn.Conv2d(1, UNITS, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                nn.Linear(4 * UNITS, 6), nn.ReLU(), nn.Linear(6, 4),
+            )  # fmt: skip
+            kept = "4"
+        else:
+            act = nn.Tanh if kind == "tanh" else nn.ReLU
+            module = nn.Sequential(nn.Linear(5, UNITS), act(), nn.Linear(UNITS, 6), act(), nn.Linear(6, 4))
+            kept = "2"
+    return elastic(module.double(), batch_of(kind, 2), keep=[kept])
 
 
 def some_direction(model):
@@ -45,118 +65,252 @@ def some_direction(model):
     }
 
 
-def setting():
-    model = elastic(tanh_net(), batch_of(2))
-    drawn = Cut.of(model.groups, {group: [0, 2, 3, 5] for group in model.groups.elastic})
-    return model, alignment_of(model, some_direction(model)), drawn
+def alignment_of(kind: str, method: Flado | None = None, direction=None, rows: int = ROWS) -> Alignment:
+    method, model = method or Flado(scaling="none"), model_of(kind)
+    task = method.assign(method.init(model), client(), model, Seeds(0))
+    found = sketched(trained_names(model), direction or some_direction(model), rows, seed=3)
+    return method.alignment(task, batch_of(kind), found, model)
 
 
-def brute_force(alignment: Alignment, gates: torch.Tensor) -> float:
-    """c at any gates, with everything written down: gated weights, gradient, transform, cosine."""
-    names = trained_names(alignment.model)
-    leaves = {n: w.clone().requires_grad_() for n, w in alignment.weights.items()}
-    cut = Cut.everything()
-    loss = alignment.loss(alignment.model.units.gated(leaves, gates, cut), cut)
-    gradient = torch.autograd.grad(loss, [leaves[n] for n in names])
-    sketch = alignment.trajectory.transform([-g for g in gradient])
-    return cosine(alignment.trajectory.sketch, sketch)
+def drawn_of(model, units) -> Cut:
+    (group,) = model.groups.elastic
+    return Cut.of(model.groups, {group: list(units)})
 
 
-def test_the_hessian_estimate_is_the_derivative_of_the_cosine():
-    """Every unit, held by the mask or not, against central differences of the cosine itself."""
-    model, alignment, drawn = setting()
-    slope, value = alignment.hessian(drawn, whole=True)
-    mask = torch.from_numpy(held_units(model, drawn))
-    assert value == pytest.approx(brute_force(alignment, mask), abs=1e-12)
-    step = 1e-5
-    for unit in range(model.units.total):
-        aside = torch.zeros_like(mask)
-        aside[unit] = step
-        difference = brute_force(alignment, mask + aside) - brute_force(alignment, mask - aside)
-        assert slope[unit] == pytest.approx(difference / (2 * step), abs=1e-6)
-    assert np.abs(slope).max() > 1e-3
+MASKS = [
+    tuple(j for j in range(UNITS) if j == UNITS - 1 or bits[j])
+    for bits in itertools.product((0, 1), repeat=UNITS - 1)
+]
 
 
-def test_a_drawn_network_gives_what_the_masked_full_one_gives_its_units():
-    model, alignment, drawn = setting()
-    (small, value), (large, same) = alignment.hessian(drawn), alignment.hessian(drawn, whole=True)
-    held = held_units(model, drawn) == 1
-    assert value == pytest.approx(same, abs=1e-12)
-    assert small[held] == pytest.approx(large[held], abs=1e-6)
-    assert not small[~held].any()
-    assert np.abs(large[~held]).max() > 1e-4  # the full network says something about the others too
+def chance(mask, p) -> float:
+    return math.prod(p[j] if j in mask else 1 - p[j] for j in range(UNITS - 1))
 
 
-def test_a_gradient_under_a_mask_is_that_of_the_small_network():
-    model, alignment, drawn = setting()
-    masked, _ = alignment.gradients(
-        alignment.at(Cut.everything()), Cut.everything(), held_units(model, drawn)
+@dataclass(frozen=True)
+class Remembering(Alignment):
+    """Every mask is asked for once."""
+
+    known: dict[tuple[Cut, bool], Slope] = field(default_factory=dict)
+
+    def slope(self, drawn, probabilities, whole=False):
+        if (drawn, whole) not in self.known:
+            self.known[drawn, whole] = super().slope(drawn, probabilities, whole)
+        return self.known[drawn, whole]
+
+
+def true_slope(alignment: Alignment, p: np.ndarray) -> np.ndarray:
+    """Central differences of the mean over all masks, each weighted by its chance."""
+
+    def mean(p: np.ndarray) -> float:
+        bare = replace(alignment)
+        return sum(chance(m, p) * bare.slope(drawn_of(bare.model, m), p).value for m in MASKS)
+
+    slopes = np.zeros(UNITS)
+    for unit in range(UNITS - 1):
+        aside = np.zeros(UNITS)
+        aside[unit] = 1e-5
+        slopes[unit] = (mean(p + aside) - mean(p - aside)) / 2e-5
+    return slopes
+
+
+def mean_score(alignment: Alignment, p: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+    """The mean of the estimate over all pairs of masks."""
+    cached = Remembering(
+        **{
+            name: getattr(alignment, name)
+            for name in ("model", "weights", "trajectory", "loss", "scaled", "slowed")
+        }
     )
-    small, _ = alignment.gradients(alignment.at(drawn), drawn)
-    placed = dict(zip(trained_names(model), alignment._placed(small, drawn), strict=True))
-    for name, value in masked.items():
-        assert torch.allclose(value, placed[name], atol=1e-12)
+    cuts = [drawn_of(alignment.model, mask) for mask in MASKS]
+    total = np.zeros(UNITS)
+    for (one, first), (two, second) in itertools.product(zip(MASKS, cuts, strict=True), repeat=2):
+        total += chance(one, p) * chance(two, p) * cached.score([first, second], p, known)[0]
+    return total
 
 
-def descent(model) -> dict[str, torch.Tensor]:
+def angle(one: np.ndarray, other: np.ndarray) -> float:
+    """The cosine over the units that are drawn at all."""
+    one, other = one[:-1], other[:-1]
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+FORMS = [
+    {"scaling": "train", "slowed_filters": True},
+    {"scaling": "train", "slowed_filters": False},
+    {"scaling": "none", "slowed_filters": False},
+]
+
+
+@pytest.mark.parametrize("kind", ["tanh", "relu", "pool"])
+@pytest.mark.parametrize("form", FORMS, ids=["scaled and slowed", "scaled", "plain"])
+@pytest.mark.parametrize("around", [0.25, 0.5, 0.75])
+def test_the_score_estimate_points_along_the_true_slope(kind, form, around):
+    """In the mean over all draws, whatever was known before; and it is no accident of the length."""
+    alignment = alignment_of(kind, Flado(**form))
+    p = np.append(around + np.linspace(-0.05, 0.05, UNITS - 1), 1.0)
+    truth = true_slope(alignment, p)
+    assert np.abs(truth).max() > 1e-3
+    for known in (None, np.linspace(-1, 1, UNITS)):
+        found = mean_score(alignment, p, known)
+        assert angle(found, truth) >= 0.95
+        assert found[:-1] == pytest.approx(truth[:-1], abs=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["scaled and slowed", "scaled", "plain"])
+def test_the_slopes_at_a_mask_are_the_derivatives_of_the_cosine(form):
+    """Along the path and for every gate, held by the mask or not, against central differences."""
+    alignment = alignment_of("tanh", Flado(**form))
+    model, p = alignment.model, np.linspace(0.3, 0.8, UNITS)
+    drawn = drawn_of(model, [0, 2, 4])
+    found = alignment.slope(drawn, p, whole=True)
+    small = alignment.slope(drawn, p)
+    assert small.value == pytest.approx(found.value, abs=1e-12)
+    assert small.path == pytest.approx(found.path, abs=1e-10)
+    mask = torch.from_numpy(held_units(model, drawn))
+
+    def value(p: np.ndarray, mask: torch.Tensor) -> float:
+        steps, _ = alignment.steps(model.weights(), Cut.everything(), torch.from_numpy(p), mask)
+        sketch = alignment.trajectory.transform([-steps[n] for n in trained_names(model)])
+        return cosine(alignment.trajectory.sketch, sketch)
+
+    assert found.value == pytest.approx(value(p, mask), abs=1e-12)
+    for unit in range(UNITS):
+        aside = np.zeros(UNITS)
+        aside[unit] = 1e-5
+        gate = (value(p, mask + torch.from_numpy(aside)) - value(p, mask - torch.from_numpy(aside))) / 2e-5
+        path = (value(p + aside, mask) - value(p - aside, mask)) / 2e-5
+        assert found.gates[unit] == pytest.approx(gate, abs=1e-6)
+        assert found.path[unit] == pytest.approx(path, abs=1e-6)
+    assert np.abs(found.gates[[1, 3]]).max() > 1e-4  # the full network says something about the others too
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["scaled and slowed", "scaled", "plain"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_layer_without_a_second_derivative_is_differenced(form, whole, monkeypatch):
+    """What ``torch.autograd`` says of such layers is taken for an answer, nothing else is."""
+    alignment, p = alignment_of("tanh", Flado(**form)), np.linspace(0.3, 0.8, UNITS)
+    drawn = drawn_of(alignment.model, [0, 2, 4])
+    exact = alignment.slope(drawn, p, whole)
+
+    def refuses(words):
+        def pulled(*_arguments):
+            raise RuntimeError(words)
+
+        return pulled
+
+    monkeypatch.setattr(module_under_test, "_pulled", refuses("the derivative for 'f' is not implemented"))
+    found = alignment.slope(drawn, p, whole)
+    assert found.path == pytest.approx(exact.path, abs=1e-5)
+    assert found.gates == pytest.approx(exact.gates, abs=1e-5)
+    monkeypatch.setattr(module_under_test, "_pulled", refuses("out of memory"))
+    if alignment.scaled or alignment.slowed or whole:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            alignment.slope(drawn, p, whole)
+
+
+def descent(kind: str) -> dict[str, torch.Tensor]:
     """-g of the full network: where the client itself wants to go."""
-    gradient, _ = alignment_of(model, some_direction(model)).gradients(model.weights(), Cut.everything())
-    return {name: -value for name, value in gradient.items()}
+    alignment, model = alignment_of(kind), model_of(kind)
+    steps, _ = alignment.steps(model.weights(), Cut.everything(), torch.ones(UNITS, dtype=torch.float64))
+    return {name: -value for name, value in steps.items()}
 
 
 def test_the_sign_is_that_of_descent():
     """A client whose own descent is the trajectory has a cosine of 1, not -1."""
-    model = elastic(tanh_net(), batch_of(2))
-    assert alignment_of(model, descent(model)).cosine_at(Cut.everything()) == pytest.approx(1)
+    alignment = alignment_of("tanh", direction=descent("tanh"))
+    assert alignment.slope(Cut.everything(), np.ones(UNITS)).value == pytest.approx(1)
 
 
-@pytest.mark.parametrize("how", ["surrogate", "score"])
+@pytest.mark.parametrize("how", ["surrogate", "score", "hessian"])
 def test_aligned_units_rise_under_every_estimator(how):
-    """The trajectory is the client's descent on half of the units: these must gain on the others."""
-    model = elastic(tanh_net(), batch_of(2))
-    group = model.groups.elastic[0]
-    direction = descent(model)
+    """The trajectory is the client's descent on some of the units: these must gain on the others."""
+    direction = descent("tanh")
     for name in direction:
-        kept = name in ("0.weight", "0.bias")
-        direction[name] = direction[name].clone() if kept else torch.zeros_like(direction[name])
-        if kept:
-            direction[name][3:] = 0
-    alignment = alignment_of(model, direction, rows=4096)
-    probabilities = np.full(model.units.total, 0.5)
-    total = np.zeros(model.units.total)
-    generator = np.random.default_rng(0)
-    for _ in range(1 if how == "surrogate" else 150):
+        if name in ("0.weight", "0.bias"):
+            direction[name][2:] = 0
+        else:
+            direction[name] = torch.zeros_like(direction[name])
+    alignment = alignment_of("tanh", Flado(slowed_filters=True), direction, rows=4096)
+    p, generator = np.full(UNITS, 0.5), np.random.default_rng(0)
+    total = np.zeros(UNITS)
+    for _ in range(1 if how == "surrogate" else 100):
 
         def draw(_number: int) -> Cut:
-            keep = {g: np.flatnonzero(generator.random(w) < 0.5) for g, w in model.groups.counts.items()}
-            return Cut.of(model.groups, {g: keep[g].tolist() or [0] for g in model.groups.elastic})
+            return drawn_of(alignment.model, np.flatnonzero(generator.random(UNITS) < 0.5).tolist() or [0])
 
-        total += alignment.estimate(how, probabilities, draw, whole=True)[0]
-    slope = model.units.by_group(total)[group]
-    assert slope[:3].mean() > slope[3:].mean()
+        total += alignment.estimate(how, p, draw)[0]
+    assert total[:2].mean() > total[2:].mean()
 
 
-def test_the_surrogate_is_the_derivative_of_its_closed_form():
-    model, alignment, _ = setting()
-    probabilities = np.linspace(0.2, 0.9, model.units.total)
-    slope, _ = alignment.surrogate(Cut.everything(), probabilities)
-    gradient, _ = alignment.gradients(model.weights(), Cut.everything())
-    back = alignment._split(
-        alignment.trajectory.transform.adjoint(alignment.trajectory.sketch), Cut.everything()
-    )
+@pytest.mark.parametrize("power", [-1, 0, 1])
+def test_the_expected_slope_is_the_derivative_of_its_closed_form(power):
+    generator = np.random.default_rng(2)
+    p, along, squares = generator.uniform(0.2, 0.9, 4), generator.normal(size=5), generator.uniform(0.1, 1, 5)
 
-    def closed(p: np.ndarray) -> float:
-        along = square = 0.0
-        first, second = torch.from_numpy(p[:7]), torch.from_numpy(p[7:])
-        rows = {"0": first, "2": second, "4": torch.ones(4, dtype=torch.float64)}
-        for name, g in gradient.items():
-            factor = rows[name[0]].view(-1, *(1,) * (g.dim() - 1))
-            along -= float((factor * back[name] * g).sum())
-            square += float((factor * g * g).sum())
-        return along / square**0.5 / float(alignment.trajectory.sketch.norm())
+    def closed(q: np.ndarray) -> float:
+        grown = (q / p) ** power  # u of a drawn unit, as seen at p
+        aligned = (q * grown) @ along[:-1] + along[-1]
+        return float(aligned / np.sqrt((q * grown**2) @ squares[:-1] + squares[-1]))
 
-    for unit in range(model.units.total):
-        aside = np.zeros(model.units.total)
+    slope = expected_slope(p, along, squares, power)
+    for unit in range(4):
+        aside = np.zeros(4)
         aside[unit] = 1e-6
-        difference = closed(probabilities + aside) - closed(probabilities - aside)
-        assert slope[unit] == pytest.approx(difference / 2e-6, abs=1e-6)
+        assert slope[unit] == pytest.approx((closed(p + aside) - closed(p - aside)) / 2e-6, abs=1e-6)
+
+
+def test_steps_of_training_say_what_a_pass_would_say():
+    """Sums over watched steps: each drawn unit's product with the update and its square, and those of all others."""
+    method, model = Flado(slowed_filters=True), model_of("relu")
+    toward = some_direction(model)
+    following = Following(toward, model)
+    masks = ([0, 1, 4], [1, 2, 4])
+    expected_along, expected_squares = np.zeros(UNITS + 1), np.zeros(UNITS + 1)
+    p = np.linspace(0.3, 0.8, UNITS)
+    for mask in masks:
+        drawn = drawn_of(model, mask)
+        alignment = alignment_of("relu", method, toward)
+        steps, _ = alignment.steps(alignment.at(drawn), drawn, torch.from_numpy(p))
+        piece = alignment._split(torch.cat([toward[n].reshape(-1) for n in trained_names(model)]), drawn)
+        expected_along += unit_sums({n: -g * piece[n] for n, g in steps.items()}, drawn, model)
+        expected_squares += unit_sums({n: g * g for n, g in steps.items()}, drawn, model)
+        task = method.assign(method.init(model), client(), model, Seeds(0))
+        task = replace(task, memory={"probabilities": torch.from_numpy(p)}, prepared={"following": following})
+        leaves = {n: w.clone().requires_grad_() for n, w in alignment.at(drawn).items()}
+        batch = batch_of("relu")
+        method.loss(
+            [method.forward(leaves, drawn, batch, task, model)], [leaves], batch, task, model
+        ).backward()
+    assert following.steps == 2
+    assert following.draws.tolist() == [1, 2, 1, 0, 2]
+    assert following.along == pytest.approx(expected_along, abs=1e-10)
+    assert following.squares == pytest.approx(expected_squares, abs=1e-10)
+    slope = following.slope(p, method.power)
+    assert slope[3] == 0  # never drawn: no news
+    assert np.abs(slope[[0, 1, 2, 4]]).min() > 0
+    assert -1 <= following.cosine <= 1
+
+
+def test_a_vector_goes_back_to_its_tensors():
+    model = model_of("relu")
+    weights = model.weights()
+    vector = torch.cat([weights[name].reshape(-1) for name in trained_names(model)])
+    assert all(torch.equal(part, weights[name]) for name, part in by_tensor(vector, weights, model).items())
+
+
+def test_a_budget_is_kept_to_first_order_and_exactly_after_projection():
+    from fedtailor.elasticity.costing.expected import expected_macs
+    from fedtailor.methods.flado.probabilities import prices, remembered, stepped
+
+    model, method = model_of("relu"), Flado()
+    budget = Budget(macs=0.5)
+    p = method.uniform(budget, model)
+    slope = np.array([1.0, 0.5, -0.2, 0.3, -1.0])
+    moved = stepped(p, slope, 0.05, 0.01, model)
+    assert np.abs(moved - p).max() == pytest.approx(0.05)
+    assert float(prices(p, model) @ (moved - p)) == pytest.approx(0, abs=1e-6)
+    cost = expected_macs(model.costs, model.units.by_group(method.at_budget(moved, budget, model)))
+    assert cost == pytest.approx(0.5 * model.cost(Cut.everything()).macs, rel=1e-9)
+    assert remembered(None, slope * 7, 0.9) == pytest.approx(slope)
+    assert remembered(slope, -slope, 0.9) == pytest.approx(0.8 * slope)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.client.sgd import Diverged
-from fedtailor.data.batches import Examples
+from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.expected import allowed_macs, project, uniform_probability
@@ -29,17 +29,23 @@ from fedtailor.errors import require, unknown
 from fedtailor.messages import Client, ServerState, Task, Update
 from fedtailor.methods.dropping import draw_active
 from fedtailor.methods.flado.alignment import (
-    ESTIMATORS,
+    PASSES,
     Alignment,
     Trajectory,
+    by_tensor,
     estimate_macs,
     sketched,
     trained_names,
 )
+from fedtailor.methods.flado.following import Following
+from fedtailor.methods.flado.probabilities import remembered, stepped
 from fedtailor.methods.flado.trajectory import SEED, SKETCH, trajectory_of, without_trajectory
 from fedtailor.methods.registry import register
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.seeds import Seeds
+
+ESTIMATORS = ("steps", *PASSES)
+P, SLOPE, STEPS = "probabilities", "slope", "steps"  # what a client remembers
 
 
 @register("flado")
@@ -51,10 +57,12 @@ class Flado(UniProb):
     adjusts its probabilities at their budget, keeps them for the next time, and trains as UniProb does.
     """
 
-    alignment_share: float = 0.01  # alignment steps as a share of the local steps, at least one; 0: none
-    alignment_step: float = 0.05  # the largest change of a probability in one alignment step
-    estimator: Literal["hessian", "score", "surrogate"] = "hessian"
-    alignment_network: Literal["drawn", "full"] = "drawn"  # what alignment passes run on
+    estimator: Literal["steps", "score", "hessian", "surrogate"] = "steps"
+    alignment_step: float = 0.05  # the largest change of a probability in one alignment
+    alignment_share: float = (
+        0.01  # estimates with passes of their own, as a share of the local steps; 0: no alignment
+    )
+    persistence: float = 0.9  # how much of the slope that a client remembers stays when a new one comes in
     smallest_probability: float = 0.01  # p_min: a unit at zero would never come back
     sketch: int = 1024  # k, the numbers that stand for the global update
 
@@ -68,8 +76,8 @@ class Flado(UniProb):
         require(self.sketch >= 1, "method.sketch", self.sketch, "at least 1")
         if self.estimator not in ESTIMATORS:
             raise unknown("estimator", self.estimator, ESTIMATORS)
-        if self.alignment_network not in ("drawn", "full"):
-            raise unknown("alignment network", self.alignment_network, ("drawn", "full"))
+        kept = self.persistence
+        require(0 <= kept < 1, "method.persistence", kept, "at least 0 and below 1")
 
     # On the server
 
@@ -114,6 +122,31 @@ class Flado(UniProb):
 
     # On the client
 
+    def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
+        """Take up the probabilities of the last time; where there is a trajectory, align them or watch the steps."""
+        budget, kept = task.client.budget, task.memory.get(P)
+        known = kept is not None and kept.shape == (model.units.total,)
+        p = self.at_budget(kept.numpy(), budget, model) if known else self.uniform(budget, model)  # type: ignore[union-attr]
+        patch, follows = without_trajectory(task.patch), SKETCH in task.patch.values
+        memory = {**(task.memory if known else {}), P: torch.from_numpy(p)}
+        prepared: dict[str, Any] = {"uniform": not follows and not task.memory}
+        ready = replace(task, patch=patch, memory=memory, prepared=prepared)
+        if not follows or (p == 1).all():
+            return ready
+        trajectory = trajectory_of(task.patch, model)
+        if self.estimator != "steps":
+            return self.aligned(ready, trajectory, data, model)
+        update = trajectory.transform.adjoint(trajectory.sketch)
+        prepared["following"] = Following(by_tensor(update, patch.values, model), model)
+        return ready
+
+    def forward(
+        self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch, task: Task, model: ElasticModel
+    ) -> Any:
+        following = task.prepared.get("following")
+        watched = weights if following is None else following.watched(dict(weights), cut)
+        return super().forward(watched, cut, batch, task, model)
+
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Training that leaves the numbers is done again from uniform probabilities, once; both attempts count."""
         again: dict[str, float] = {}
@@ -125,77 +158,92 @@ class Flado(UniProb):
             task = self.prepare(replace(task, memory={}), data, model)
             update = super().train(task, data, model)
             again = {"examples": 2 * update.metrics["examples"], "reset": 1.0}
-        cosine = {name: value for name, value in task.prepared.items() if name == "cosine"}
-        return replace(update, metrics={**update.metrics, **self.means(task, model), **cosine, **again})
+        following = task.prepared.get("following")
+        memory, cosine = update.memory, task.prepared.get("cosine")
+        if following is not None:
+            slope = following.slope(self.probabilities(task, model), self.power)
+            memory, cosine = self.moved(memory, slope, task.client.budget, model), following.cosine
+        told = {} if cosine is None else {"cosine": cosine}
+        metrics = {**update.metrics, **self.means(task, model), **told, **again}
+        return replace(update, metrics=metrics, memory=memory)
 
-    def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
-        """Take up the probabilities of the last time, and align them if there is a trajectory to follow."""
-        budget, kept = task.client.budget, task.memory.get("probabilities")
-        known = kept is not None and kept.shape == (model.units.total,)
-        p = self.at_budget(kept.numpy(), budget, model) if known else self.uniform(budget, model)  # type: ignore[union-attr]
-        patch, follows = without_trajectory(task.patch), SKETCH in task.patch.values
-        prepared: dict[str, Any] = {"uniform": not follows and not task.memory}
-        if follows and not (p == 1).all():
-            trajectory = trajectory_of(task.patch, model)
-            p, prepared["cosine"] = self.aligned(p, replace(task, patch=patch), trajectory, data, model)
-        return replace(task, patch=patch, memory={"probabilities": torch.from_numpy(p)}, prepared=prepared)
+    @property
+    def power(self) -> int:
+        """What a drawn filter's step depends on p by: p / p, 1 / p, p or not at all."""
+        return int(self.slowed_filters) - int(self.scaling == "train")
 
-    def aligned(
-        self, p: Vector, task: Task, trajectory: Trajectory, data: Examples, model: ElasticModel
-    ) -> tuple[Vector, float]:
-        """Steps of p towards a larger cosine, each brought back to the budget; and the last cosine before its step."""
+    def aligned(self, task: Task, trajectory: Trajectory, data: Examples, model: ElasticModel) -> Task:
+        """Estimates with passes of their own, as many as are due, and a step of p after each of them."""
         order = task.seeds.torch("alignment batches", client=task.client.id, round=task.round)
-        cosine = 0.0
-        for step in range(self.alignment_steps(task)):
+        memory, due = self.due(task)
+        cosine = None
+        for step in range(due):
             chosen = torch.randperm(len(data), generator=order)[: self.local.batch_size]
-            batch = data.take(chosen)
+            p, known = memory[P].numpy(), memory[SLOPE].numpy() if SLOPE in memory else None
+            groups = model.units.by_group(p)
 
-            def loss(weights: Mapping[str, Tensor], cut: Cut, batch: Any = batch, p: Vector = p) -> Tensor:
-                scale = self.scale(p, cut, weights, model) if self.scaling == "train" else None
-                with task.seeds.scope("alignment layers", client=task.client.id, round=task.round):
-                    outputs = model.forward(weights, cut, batch, mode="train", scale=scale)
-                return self.loss([outputs], [dict(weights)], batch, task, model)
-
-            def draw(number: int, step: int = step, p: Vector = p) -> Cut:
+            def draw(number: int, step: int = step, groups: Mapping[str, Vector] = groups) -> Cut:
                 purpose = f"alignment draw {number}"
                 chance = task.seeds.numpy(purpose, client=task.client.id, round=task.round, step=step)
-                return draw_active(model.groups, model.units.by_group(p), chance)
+                return draw_active(model.groups, groups, chance)
 
-            client = Alignment(model, task.patch.values, trajectory, loss)
-            whole = self.alignment_network == "full"
-            gradient, cosine = client.estimate(self.estimator, p, draw, whole)
-            if not np.isfinite(gradient).all() or not math.isfinite(cosine):
-                return self.uniform(task.client.budget, model), 0.0
-            p = self.moved(p, gradient, task.client.budget, model)
-        return p, cosine
+            client = self.alignment(task, data.take(chosen), trajectory, model)
+            slope, cosine = client.estimate(self.estimator, p, draw, known)
+            if not np.isfinite(slope).all() or not math.isfinite(cosine):
+                return replace(task, memory={P: torch.from_numpy(self.uniform(task.client.budget, model))})
+            memory = self.moved(memory, slope, task.client.budget, model)
+        return replace(task, memory=memory, prepared={**task.prepared, "cosine": cosine})
 
-    def moved(self, p: Vector, gradient: Vector, budget: Budget, model: ElasticModel) -> Vector:
-        """One normalised step uphill, brought back to the budget."""
-        steepest = float(np.abs(gradient).max(initial=0))
-        if steepest == 0:
-            return p
-        moved = p + self.alignment_step * gradient / steepest
-        return self.at_budget(np.clip(moved, self.smallest_probability, 1), budget, model)
+    def alignment(self, task: Task, batch: Batch, trajectory: Trajectory, model: ElasticModel) -> Alignment:
+        """The client's loss on a batch, as its steps see it: a function of weights and of all probabilities."""
 
-    def alignment_steps(self, task: Task) -> int:
-        """At most a share of the local steps, at least one where there is a share at all."""
-        if self.alignment_share == 0:
-            return 0
-        return max(1, int(self.alignment_share * self.local.steps_for(task.client.num_examples)))
+        def loss(weights: Mapping[str, Tensor], cut: Cut, p: Tensor) -> Tensor:
+            like = next(weight for weight in weights.values() if weight.is_floating_point())
+            scale = model.units.on_outputs((1 / p).to(like), cut) if self.scaling == "train" else None
+            with task.seeds.scope("alignment layers", client=task.client.id, round=task.round):
+                outputs = model.forward(weights, cut, batch, mode="train", scale=scale)
+            return self.loss([outputs], [dict(weights)], batch, task, model)
+
+        scaled = self.scaling == "train"
+        return Alignment(model, task.patch.values, trajectory, loss, scaled, self.slowed_filters)
+
+    def due(self, task: Task) -> tuple[dict[str, Tensor], int]:
+        """How many estimates the local steps so far allow; what is left over of a whole one is remembered."""
+        steps = self.local.steps_for(task.client.num_examples)
+        before = float(task.memory[STEPS]) if STEPS in task.memory else 0.0
+        now = before + self.alignment_share * steps
+        return {**task.memory, STEPS: torch.tensor(now % 1.0, dtype=torch.float64)}, int(now)
+
+    def moved(
+        self, memory: dict[str, Tensor], slope: Vector, budget: Budget, model: ElasticModel
+    ) -> dict[str, Tensor]:
+        """What a client remembers after a new estimate: the slope, and probabilities one step further along it."""
+        kept = memory[SLOPE].numpy() if SLOPE in memory else None
+        known = remembered(kept, slope, self.persistence)
+        p = stepped(memory[P].numpy(), known, self.alignment_step, self.smallest_probability, model)
+        p = self.at_budget(p, budget, model)
+        return {**memory, P: torch.from_numpy(p), SLOPE: torch.from_numpy(known)}
 
     def probabilities(self, task: Task, model: ElasticModel) -> Vector:
-        return np.asarray(task.memory["probabilities"].numpy())
+        return np.asarray(task.memory[P].numpy())
 
     def work(self, task: Task, model: ElasticModel) -> Cost:
-        """UniProb's steps, and the alignment spread over the examples of the round."""
+        """UniProb's steps, and alignment spread over the examples of the round."""
         local = super().work(task, model)
         if SKETCH not in task.patch.values:
             return local
         full = float(model.cost(Cut.everything()).macs)
-        dense = self.alignment_network == "full" and self.estimator != "score"
-        network = full if dense else min(full, allowed_macs(model.costs, task.client.budget))
-        batch = min(self.local.batch_size, task.client.num_examples)
+        drawn = min(full, allowed_macs(model.costs, task.client.budget))
         size = trajectory_of(task.patch, model).transform.padded
-        once = estimate_macs(self.estimator, network * batch, size)
         trained = self.local.examples_for(task.client.num_examples)
-        return replace(local, macs=local.macs + round(self.alignment_steps(task) * once / trained))
+        if (
+            self.estimator == "steps"
+        ):  # the transform once, two products for each number of a drawn network in a step
+            steps = self.local.steps_for(task.client.num_examples)
+            held = 2 * model.cost(Cut.everything()).params * drawn / full
+            once, times = size * math.log2(size) + steps * held, 1.0
+        else:
+            batch = min(self.local.batch_size, task.client.num_examples)
+            once = estimate_macs(self.estimator, drawn * batch, full * batch, size)
+            times = self.alignment_share * self.local.steps_for(task.client.num_examples)
+        return replace(local, macs=local.macs + round(times * once / trained))
