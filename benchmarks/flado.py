@@ -28,6 +28,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Client
+from fedtailor.methods.flado.alignment import PASSES
 from fedtailor.methods.flado.flado import Flado
 from fedtailor.methods.flado.sketch import Transform
 from fedtailor.methods.flado.trajectory import SEED, SKETCH
@@ -116,17 +117,12 @@ def measure_steps(name: str, repeats: int) -> dict[str, Any]:
 
 
 def measure_alignment(name: str) -> list[dict[str, Any]]:
-    """One client's round at a third of the FLOPs: alignment beside the local steps."""
+    """One client's round at a third of the FLOPs: one estimate beside 19 local steps."""
     model = network(name)
     examples = Examples.of(torch.randn(600, *SHAPES[name]), torch.arange(600) % 10)
     rows = []
-    for estimator, where in (
-        ("hessian", "drawn"),
-        ("hessian", "full"),
-        ("score", "drawn"),
-        ("surrogate", "drawn"),
-    ):
-        method = Flado(LOCAL, estimator=estimator, alignment_network=where)  # type: ignore[arg-type]
+    for estimator in PASSES:
+        method = Flado(LOCAL, estimator=estimator, alignment_share=1 / 19)  # type: ignore[arg-type]
         client = Client(0, "tier", Budget(macs=0.34), 600)
         state = method.init(model)
         state = replace(state, memory={SKETCH: torch.randn(method.sketch), SEED: 1})
@@ -147,7 +143,7 @@ def measure_alignment(name: str) -> list[dict[str, Any]]:
         )
         rows.append(
             {
-                "network": name, "estimator": estimator, "passes_on": where,
+                "network": name, "estimator": estimator,
                 "alignment_seconds": round(alignment, 4), "local_seconds_19_steps": round(local, 4),
                 "overhead_seconds": round(alignment / local, 3), "overhead_counted_macs": round(counted, 3),
             }

@@ -26,7 +26,6 @@ METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
 TRIED = (
     "flado:estimator=surrogate",
     "flado:alignment_step=0.3:smallest_probability=0.1",
-    "flado:estimator=surrogate:alignment_network=full:alignment_step=0.5:smallest_probability=0.1",
     "flado:scaling=none",
     "uniprob:scaling=none",
 )

@@ -235,11 +235,8 @@ def test_aligned_units_rise_under_every_estimator(how):
     p, generator = np.full(UNITS, 0.5), np.random.default_rng(0)
     total = np.zeros(UNITS)
     for _ in range(1 if how == "surrogate" else 100):
-
-        def draw(_number: int) -> Cut:
-            return drawn_of(alignment.model, np.flatnonzero(generator.random(UNITS) < 0.5).tolist() or [0])
-
-        total += alignment.estimate(how, p, draw)[0]
+        drawn = [np.flatnonzero(generator.random(UNITS) < 0.5).tolist() or [0] for _ in range(2)]
+        total += alignment.estimate(how, p, [drawn_of(alignment.model, units) for units in drawn])[0]
     assert total[:2].mean() > total[2:].mean()
 
 

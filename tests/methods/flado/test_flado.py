@@ -22,8 +22,9 @@ from fedtailor.fleet import Fleet, Tier
 from fedtailor.messages import ServerState
 from fedtailor.methods.dropping import draw_active
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.flado.flado import SEED, SKETCH, Flado, trajectory_of
+from fedtailor.methods.flado.flado import Flado
 from fedtailor.methods.flado.sketch import Transform
+from fedtailor.methods.flado.trajectory import SEED, SKETCH, trajectory_of
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.seeds import Seeds
 from helpers import client, cnn_model, differing, image_data, images, mlp_model, run, update_of, vectors
@@ -143,7 +144,10 @@ def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do
     """The trajectory is the client's own descent on three of eight channels; the sign decides who gains."""
     model = mlp_model(hidden=8)
     data = vectors(24)
-    method = Flado(LocalTraining(batch_size=24), estimator=estimator, alignment_share=1.0, sketch=4096)
+    method = Flado(
+        LocalTraining(batch_size=24), estimator=estimator, alignment_share=1.0, alignment_step=0.05,
+        persistence=0.9, sketch=4096,
+    )  # fmt: skip
     weights = {name: value.requires_grad_() for name, value in model.weights().items()}
     batch = data.take(torch.arange(24))
     loss = model.objective.loss(model.forward(weights, Cut.everything(), batch, mode="train"), batch)

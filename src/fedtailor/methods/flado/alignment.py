@@ -38,7 +38,6 @@ from fedtailor.methods.dropping import on_filter
 from fedtailor.methods.flado.sketch import Transform, cosine
 
 Loss = Callable[[Mapping[str, Tensor], Cut, Tensor], Tensor]  # of weights at a cut, and of all probabilities
-Draw = Callable[[int], Cut]
 
 DRAWS = 2  # networks that one estimate by the score function compares
 PASSES = ("score", "hessian", "surrogate")
@@ -102,15 +101,15 @@ class Alignment:
     slowed: bool = False  # f = p: the gradient of a drawn filter is multiplied by its probability
 
     def estimate(
-        self, how: str, probabilities: Vector, draw: Draw, known: Vector | None = None
+        self, how: str, probabilities: Vector, cuts: Sequence[Cut], known: Vector | None = None
     ) -> tuple[Vector, float]:
-        """How C changes with every unit's probability, and c; ``known``: an earlier estimate, for ``score``."""
+        """How C changes with every unit's probability, and c, from drawn networks; ``known``: an earlier estimate."""
         if how == "surrogate":
             return self.surrogate(probabilities)
         if how == "hessian":
-            found = self.slope(draw(0), probabilities, whole=True)
+            found = self.slope(cuts[0], probabilities, whole=True)
             return found.gates + found.path, found.value
-        return self.score([draw(number) for number in range(DRAWS)], probabilities, known)
+        return self.score(cuts, probabilities, known)
 
     def score(
         self, cuts: Sequence[Cut], probabilities: Vector, known: Vector | None = None

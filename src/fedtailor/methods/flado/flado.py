@@ -22,24 +22,28 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.expected import allowed_macs, project, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import require, unknown
 from fedtailor.messages import Client, ServerState, Task, Update
 from fedtailor.methods.dropping import draw_active
 from fedtailor.methods.flado.alignment import (
+    DRAWS,
     PASSES,
     Alignment,
     Trajectory,
-    by_tensor,
-    estimate_macs,
-    sketched,
-    trained_names,
 )
 from fedtailor.methods.flado.following import Following
+from fedtailor.methods.flado.overhead import Round, alignment_macs
 from fedtailor.methods.flado.probabilities import remembered, stepped
-from fedtailor.methods.flado.trajectory import SEED, SKETCH, trajectory_of, without_trajectory
+from fedtailor.methods.flado.trajectory import (
+    SKETCH,
+    remembering,
+    trajectory_of,
+    whole_update,
+    with_trajectory,
+    without_trajectory,
+)
 from fedtailor.methods.registry import register
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.seeds import Seeds
@@ -58,12 +62,12 @@ class Flado(UniProb):
     """
 
     estimator: Literal["steps", "score", "hessian", "surrogate"] = "steps"
-    alignment_step: float = 0.05  # the largest change of a probability in one alignment
-    alignment_share: float = (
-        0.01  # estimates with passes of their own, as a share of the local steps; 0: no alignment
+    alignment_step: float = 0.02  # the largest change of a probability in one alignment
+    alignment_share: float = 0.01  # passes for estimates, as a share of the local steps; 0: no alignment
+    persistence: float = 0.97  # how much of the slope that a client remembers stays when a new one comes in
+    smallest_probability: float = (
+        0.05  # p_min: a unit at zero would never come back, one at 0.01 be scaled by 100
     )
-    persistence: float = 0.9  # how much of the slope that a client remembers stays when a new one comes in
-    smallest_probability: float = 0.01  # p_min: a unit at zero would never come back
     sketch: int = 1024  # k, the numbers that stand for the global update
 
     def __post_init__(self) -> None:
@@ -71,15 +75,12 @@ class Flado(UniProb):
         share, step = self.alignment_share, self.alignment_step
         require(0 <= share <= 1, "method.alignment_share", share, "a number from 0 to 1")
         require(0 < step <= 1, "method.alignment_step", step, "above 0 and at most 1")
-        least = self.smallest_probability
+        least, kept = self.smallest_probability, self.persistence
         require(0 < least <= 1, "method.smallest_probability", least, "above 0 and at most 1")
+        require(0 <= kept < 1, "method.persistence", kept, "at least 0 and below 1")
         require(self.sketch >= 1, "method.sketch", self.sketch, "at least 1")
         if self.estimator not in ESTIMATORS:
             raise unknown("estimator", self.estimator, ESTIMATORS)
-        kept = self.persistence
-        require(0 <= kept < 1, "method.persistence", kept, "at least 0 and below 1")
-
-    # On the server
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         self.uniform(budget, model)
@@ -88,11 +89,8 @@ class Flado(UniProb):
     def uniform(self, budget: Budget, model: ElasticModel) -> Vector:
         """p_c at the start: the same for all units, at the budget's cost."""
         start = np.full(model.units.total, uniform_probability(model.costs, budget))
-        return (
-            start
-            if start.min(initial=1) >= self.smallest_probability
-            else self.at_budget(start, budget, model)
-        )
+        enough = start.min(initial=1) >= self.smallest_probability
+        return start if enough else self.at_budget(start, budget, model)
 
     def at_budget(self, probabilities: Vector, budget: Budget, model: ElasticModel) -> Vector:
         """The nearest multiple that meets the budget exactly."""
@@ -101,26 +99,12 @@ class Flado(UniProb):
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """The full model and the sketch of the last update, with its seed: only k numbers more."""
         task = super().assign(state, client, model, seeds)
-        if SKETCH not in state.memory or self.alignment_share == 0:
-            return task
-        seed = torch.tensor(state.memory[SEED], dtype=torch.int64)
-        values = {**task.patch.values, SKETCH: state.memory[SKETCH], SEED: seed}
-        return replace(task, patch=Patch(values, task.patch.cut))
+        return task if self.alignment_share == 0 else with_trajectory(task, state)
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
         """Plain averaging; then the update is sketched by the transform whose seed is this round's number."""
         merged = super().merge(state, updates, model)
-        if self.alignment_share == 0:
-            return merged
-        names = trained_names(model)
-        moved = {name: merged.weights[name] - state.weights[name] for name in names}
-        if not any(bool(value.any()) for value in moved.values()):
-            return merged  # nobody answered: the last direction still stands
-        seed = state.round + 1
-        sketch = sketched(names, moved, self.sketch, seed).sketch.float()
-        return replace(merged, memory={**merged.memory, SKETCH: sketch, SEED: seed})
-
-    # On the client
+        return merged if self.alignment_share == 0 else remembering(merged, state, self.sketch, model)
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Take up the probabilities of the last time; where there is a trajectory, align them or watch the steps."""
@@ -136,8 +120,7 @@ class Flado(UniProb):
         trajectory = trajectory_of(task.patch, model)
         if self.estimator != "steps":
             return self.aligned(ready, trajectory, data, model)
-        update = trajectory.transform.adjoint(trajectory.sketch)
-        prepared["following"] = Following(by_tensor(update, patch.values, model), model)
+        prepared["following"] = Following(whole_update(trajectory, patch, model), model)
         return ready
 
     def forward(
@@ -149,7 +132,7 @@ class Flado(UniProb):
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Training that leaves the numbers is done again from uniform probabilities, once; both attempts count."""
-        again: dict[str, float] = {}
+        again = dict[str, float]()
         try:
             update = super().train(task, data, model)
         except Diverged:
@@ -163,32 +146,26 @@ class Flado(UniProb):
         if following is not None:
             slope = following.slope(self.probabilities(task, model), self.power)
             memory, cosine = self.moved(memory, slope, task.client.budget, model), following.cosine
-        told = {} if cosine is None else {"cosine": cosine}
-        metrics = {**update.metrics, **self.means(task, model), **told, **again}
-        return replace(update, metrics=metrics, memory=memory)
+        again |= {} if cosine is None else {"cosine": cosine}
+        return replace(update, metrics={**update.metrics, **self.means(task, model), **again}, memory=memory)
 
     @property
     def power(self) -> int:
-        """What a drawn filter's step depends on p by: p / p, 1 / p, p or not at all."""
+        """A drawn filter's step grows as this power of its p."""
         return int(self.slowed_filters) - int(self.scaling == "train")
 
     def aligned(self, task: Task, trajectory: Trajectory, data: Examples, model: ElasticModel) -> Task:
         """Estimates with passes of their own, as many as are due, and a step of p after each of them."""
-        order = task.seeds.torch("alignment batches", client=task.client.id, round=task.round)
+        where = {"client": task.client.id, "round": task.round}
+        order, cosine = task.seeds.torch("alignment batches", **where), None
         memory, due = self.due(task)
-        cosine = None
         for step in range(due):
             chosen = torch.randperm(len(data), generator=order)[: self.local.batch_size]
             p, known = memory[P].numpy(), memory[SLOPE].numpy() if SLOPE in memory else None
-            groups = model.units.by_group(p)
-
-            def draw(number: int, step: int = step, groups: Mapping[str, Vector] = groups) -> Cut:
-                purpose = f"alignment draw {number}"
-                chance = task.seeds.numpy(purpose, client=task.client.id, round=task.round, step=step)
-                return draw_active(model.groups, groups, chance)
-
+            chances = [task.seeds.numpy(f"alignment draw {n}", **where, step=step) for n in range(DRAWS)]
+            cuts = [draw_active(model.groups, model.units.by_group(p), chance) for chance in chances]
             client = self.alignment(task, data.take(chosen), trajectory, model)
-            slope, cosine = client.estimate(self.estimator, p, draw, known)
+            slope, cosine = client.estimate(self.estimator, p, cuts, known)
             if not np.isfinite(slope).all() or not math.isfinite(cosine):
                 return replace(task, memory={P: torch.from_numpy(self.uniform(task.client.budget, model))})
             memory = self.moved(memory, slope, task.client.budget, model)
@@ -204,8 +181,9 @@ class Flado(UniProb):
                 outputs = model.forward(weights, cut, batch, mode="train", scale=scale)
             return self.loss([outputs], [dict(weights)], batch, task, model)
 
-        scaled = self.scaling == "train"
-        return Alignment(model, task.patch.values, trajectory, loss, scaled, self.slowed_filters)
+        return Alignment(
+            model, task.patch.values, trajectory, loss, self.scaling == "train", self.slowed_filters
+        )
 
     def due(self, task: Task) -> tuple[dict[str, Tensor], int]:
         """How many estimates the local steps so far allow; what is left over of a whole one is remembered."""
@@ -218,11 +196,10 @@ class Flado(UniProb):
         self, memory: dict[str, Tensor], slope: Vector, budget: Budget, model: ElasticModel
     ) -> dict[str, Tensor]:
         """What a client remembers after a new estimate: the slope, and probabilities one step further along it."""
-        kept = memory[SLOPE].numpy() if SLOPE in memory else None
-        known = remembered(kept, slope, self.persistence)
+        known = remembered(memory[SLOPE].numpy() if SLOPE in memory else None, slope, self.persistence)
         p = stepped(memory[P].numpy(), known, self.alignment_step, self.smallest_probability, model)
-        p = self.at_budget(p, budget, model)
-        return {**memory, P: torch.from_numpy(p), SLOPE: torch.from_numpy(known)}
+        moved = torch.from_numpy(self.at_budget(p, budget, model))
+        return {**memory, P: moved, SLOPE: torch.from_numpy(known)}
 
     def probabilities(self, task: Task, model: ElasticModel) -> Vector:
         return np.asarray(task.memory[P].numpy())
@@ -232,18 +209,12 @@ class Flado(UniProb):
         local = super().work(task, model)
         if SKETCH not in task.patch.values:
             return local
-        full = float(model.cost(Cut.everything()).macs)
-        drawn = min(full, allowed_macs(model.costs, task.client.budget))
-        size = trajectory_of(task.patch, model).transform.padded
-        trained = self.local.examples_for(task.client.num_examples)
-        if (
-            self.estimator == "steps"
-        ):  # the transform once, two products for each number of a drawn network in a step
-            steps = self.local.steps_for(task.client.num_examples)
-            held = 2 * model.cost(Cut.everything()).params * drawn / full
-            once, times = size * math.log2(size) + steps * held, 1.0
-        else:
-            batch = min(self.local.batch_size, task.client.num_examples)
-            once = estimate_macs(self.estimator, drawn * batch, full * batch, size)
-            times = self.alignment_share * self.local.steps_for(task.client.num_examples)
-        return replace(local, macs=local.macs + round(times * once / trained))
+        whole = model.cost(Cut.everything())
+        examples = task.client.num_examples
+        at = Round(
+            self.local.steps_for(examples), min(self.local.batch_size, examples),
+            min(float(whole.macs), allowed_macs(model.costs, task.client.budget)), float(whole.macs), whole.params,
+            trajectory_of(task.patch, model).transform.padded,
+        )  # fmt: skip
+        extra = alignment_macs(self.estimator, self.alignment_share, at) / self.local.examples_for(examples)
+        return replace(local, macs=local.macs + round(extra))

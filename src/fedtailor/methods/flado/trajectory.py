@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from fedtailor.elasticity.cutting.names import tagged
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.methods.flado.alignment import Trajectory, trained_names
+from fedtailor.elasticity.running.pieces import Weights
+from fedtailor.messages import ServerState, Task
+from fedtailor.methods.flado.alignment import Trajectory, by_tensor, sketched, trained_names
 from fedtailor.methods.flado.sketch import Transform
 
 SKETCH, SEED = tagged("trajectory", "sketch"), tagged("trajectory", "seed")
+
+
+def remembering(after: ServerState, before: ServerState, rows: int, model: ElasticModel) -> ServerState:
+    """The state with a sketch of what the round moved, by the transform whose seed is the round's number."""
+    names = trained_names(model)
+    moved = {name: after.weights[name] - before.weights[name] for name in names}
+    if not any(bool(value.any()) for value in moved.values()):
+        return after  # nobody answered: the last direction still stands
+    seed = before.round + 1
+    sketch = sketched(names, moved, rows, seed).sketch.float()
+    return replace(after, memory={**after.memory, SKETCH: sketch, SEED: seed})
+
+
+def with_trajectory(task: Task, state: ServerState) -> Task:
+    """The task with the sketch of the last update and its seed, if there is one: only k numbers more."""
+    if SKETCH not in state.memory:
+        return task
+    seed = torch.tensor(state.memory[SEED], dtype=torch.int64)
+    values = {**task.patch.values, SKETCH: state.memory[SKETCH], SEED: seed}
+    return replace(task, patch=Patch(values, task.patch.cut))
 
 
 def trajectory_of(patch: Patch, model: ElasticModel) -> Trajectory:
@@ -16,6 +42,11 @@ def trajectory_of(patch: Patch, model: ElasticModel) -> Trajectory:
     size = sum(patch.values[name].numel() for name in trained_names(model))
     sketch = patch.values[SKETCH]
     return Trajectory(sketch, Transform(size, len(sketch), int(patch.values[SEED])))
+
+
+def whole_update(trajectory: Trajectory, patch: Patch, model: ElasticModel) -> Weights:
+    """What the sketch says of every number: the update, and noise that the next round's transform draws anew."""
+    return by_tensor(trajectory.transform.adjoint(trajectory.sketch), patch.values, model)
 
 
 def without_trajectory(patch: Patch) -> Patch:
