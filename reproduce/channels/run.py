@@ -28,19 +28,20 @@ UNSCALED = ("heterofl:scaler=false", "uniprob:scaling=none")
 BUDGETS = "reproduce/channels/small-budgets.toml"
 FORMS = (
     "efd",
+    "uniprob",
     "uniprob:slowed_filters=false",
-    "uniprob:slowed_filters=true",
+    "uniprob:sparse_start=0.5",
+    "uniprob:scaling=eval",
+    "uniprob:scaling=none",
     "uniprob:slowed_filters=false:sparse_start=0.5",
-    "uniprob:slowed_filters=true:sparse_start=0.5",
-    "uniprob:slowed_filters=false:scaling=none",
-    "uniprob:slowed_filters=false:scaling=eval",
 )
+CLIPPED = FORMS[:3]
 
 EXPERIMENTS = (
     Experiment("fashion-iid", FASHION, (*METHODS, *OTHERS, *UNSCALED), 3),
     Experiment("fashion-dirichlet", FASHION, (*METHODS, *OTHERS), 3, ("data.partition=dirichlet",)),
     Experiment("small-budgets", BUDGETS, FORMS, 3),
-    Experiment("small-budgets-clipped", BUDGETS, FORMS, 3, ("training.clip_norm=1.0",)),
+    Experiment("small-budgets-clipped", BUDGETS, CLIPPED, 3, ("training.clip_norm=1.0",)),
 )
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ ISOLATED = tuple(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5
 EXPERIMENTS = (
     Experiment("centralised-mnist", CENTRAL, ("fjord:distillation=false",), 3),
     Experiment("fashion-iid", FASHION, FIGURE, 3),
-    Experiment("fashion-dirichlet", FASHION, FIGURE, 3, ("data.partition=dirichlet",)),
+    Experiment("fashion-dirichlet", FASHION, METHODS, 3, ("data.partition=dirichlet",)),
     Experiment("femnist-writers", FEMNIST, FIGURE, 3, ("rounds=100", "evaluate_every=20")),
     Experiment("fashion-uniform-10", FASHION, ("fjord:widths=uniform-10",), 1, ("fleet.name=uniform-10",)),
     Experiment("fashion-drop-scale", FASHION, ("fjord",), 1, ("fleet.drop_scale=0.5",)),
