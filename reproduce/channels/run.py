@@ -21,8 +21,7 @@ OTHERS = (
     "fedrolex:phase=independent",
     "splitmix:base=1/5",
 )
-# What scaling does where nothing normalises.
-UNSCALED = ("heterofl:scaler=false", "uniprob:scaling=none")
+UNSCALED = ("uniprob:scaling=none",)  # what scaling does where nothing normalises
 
 # What makes UniProb train where budgets are small.
 BUDGETS = "reproduce/channels/small-budgets.toml"

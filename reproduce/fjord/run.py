@@ -19,7 +19,7 @@ FASHION = "reproduce/fjord/fashion-mnist-small.toml"
 FEMNIST = "reproduce/fjord/femnist-small.toml"
 SHAKESPEARE = "reproduce/fjord/shakespeare-small.toml"
 
-METHODS = ("fjord", "fjord:distillation=false", "heterofl", "fedavg:width=1/5")
+METHODS = ("fjord", "fjord:distillation=false", "heterofl", "heterofl:scaler=false", "fedavg:width=1/5")
 FIGURE = (*METHODS, "fjord:random_drop=0.25", "efd:global_width=each")  # the paper's main figure
 ISOLATED = tuple(f"fedavg:width={width}" for width in ("1/5", "2/5", "3/5", "4/5", "1"))
 
