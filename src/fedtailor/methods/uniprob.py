@@ -70,12 +70,16 @@ class UniProb(Method):
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """Channels have no order: everyone is given the full model, if the budget can be met at all."""
-        uniform_probability(model.costs, budget)
+        self.probability(budget, model)
         return Cut.everything()
+
+    def probability(self, budget: Budget, model: ElasticModel) -> float:
+        """p: solved from the budget once, not by every client in every round."""
+        return model.once(("probability", budget), lambda: uniform_probability(model.costs, budget))
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """Solve the budget for p."""
-        probability = uniform_probability(model.costs, task.client.budget)
+        probability = self.probability(task.client.budget, model)
         return replace(task, prepared={**task.prepared, "probability": probability})
 
     def probabilities(self, task: Task, model: ElasticModel) -> Vector:

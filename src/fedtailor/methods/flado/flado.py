@@ -20,7 +20,7 @@ from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
-from fedtailor.elasticity.costing.expected import allowed_macs, project, uniform_probability
+from fedtailor.elasticity.costing.expected import allowed_macs, project
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
@@ -88,7 +88,7 @@ class Flado(UniProb):
 
     def uniform(self, budget: Budget, model: ElasticModel) -> Vector:
         """p_c at the start: the same for all units, at the budget's cost."""
-        start = np.full(model.units.total, uniform_probability(model.costs, budget))
+        start = np.full(model.units.total, self.probability(budget, model))
         enough = start.min(initial=1) >= self.smallest_probability
         return start if enough else self.at_budget(start, budget, model)
 
