@@ -195,6 +195,8 @@ class Method:
         """After every merge and evaluation: plain small values for the record; ``stage`` or ``progress`` are shown."""
         return {}
 
-    def diagnostics(self, state: ServerState, model: ElasticModel) -> Mapping[str, Tensor]:
-        """Tables about a finished run, for a report; they are written beside the weights."""
+    def diagnostics(
+        self, state: ServerState, model: ElasticModel, kept: Mapping[int, Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """Tables about a finished run, for a report, written beside the weights; ``kept``: clients' memories."""
         return {}

@@ -42,7 +42,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 def own_panel(method: str, folder: Path) -> tuple[Panel, ReportedRun]:
     (run,) = read_runs([folder])
-    (made,) = [make([run]) for make in panels_of(method)]
+    made, *_ = (make([run]) for make in panels_of(method))
     assert made is not None
     return made, run
 
@@ -67,6 +67,36 @@ def test_flado_shows_the_probabilities_of_every_client_of_a_round(folders):
         (each.round, client) for each in run.records for client in each.reported
     }
     assert all(0 < record["probability"] <= 1 for record in chart.data)
+
+
+def test_flado_shows_who_trains_what_and_whether_similar_clients_do_alike(folders):
+    (run,) = read_runs([folders["flado"]])
+    shown = panels_of("flado")[1]([run])
+    assert shown is not None
+    cells, pairs = shown.charts
+    channels = {name.partition("/")[2]: table for name, table in run.tables.items() if "/" in name}
+    assert len(cells.data) == sum(len(table) * len(table[0]) for table in channels.values())
+    for record in cells.data:
+        row = [int(client) for client in run.tables["clients"]].index(record["client"])
+        value = channels[record["group"]][row][record["channel"]]
+        assert record["probability"] == pytest.approx(value, abs=1e-3)
+    moved = sum(len({round(p, 9) for table in channels.values() for p in table[row]}) > 1
+                for row in range(len(run.tables["clients"])))  # fmt: skip
+    assert moved >= 2
+    assert len(pairs.data) == moved * (moved - 1) // 2
+    assert all(0 <= record["overlap"] <= 1 and -1 <= record["likeness"] <= 1 for record in pairs.data)
+
+
+def test_similar_clients_that_choose_alike_are_seen():
+    """Two pairs of clients with the same classes and the same channels: the correlation is one."""
+    tables = {"clients": [0, 1, 2, 3], "probabilities/a": [[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.2, 0.8]]}
+    counts = [[5, 0], [3, 0], [0, 4], [0, 9]]
+    rows = [{"client": client, "label_counts": each} for client, each in enumerate(counts)]
+    run = ReportedRun("flado", "", 1, "flado", "finished", "", (), {"data": {"rows": rows}}, tables=tables)
+    shown = panels_of("flado")[1]([run])
+    assert shown is not None
+    assert "6 pairs the two have a correlation of +1.00" in shown.charts[1].text
+    assert next((r["overlap"], r["likeness"]) for r in shown.charts[1].data) == (1.0, 1.0)
 
 
 def test_ofa_shows_scores_and_how_many_networks_there_are(folders):
@@ -112,4 +142,4 @@ def test_distance_between_architectures():
 @pytest.mark.parametrize("method", SETTINGS)
 def test_a_run_with_nothing_to_show_has_no_panel(method):
     empty = ReportedRun("x", "", 1, method, "finished", "nowhere", records=[])
-    assert [make([empty]) for make in panels_of(method)] == [None]
+    assert {make([empty]) for make in panels_of(method)} == {None}

@@ -115,6 +115,8 @@ class Run:
 
     def save(self, folder: RunFolder) -> None:
         """Write the final weights into a run folder, after what the method has to show about them."""
-        if tables := self.method.diagnostics(self.state, self.model):
+        at = Checkpoint(self.state, self.memories)
+        kept = {client: memory for client in sorted(self.memories) if (memory := at.memory_of(client)[1])}
+        if tables := self.method.diagnostics(self.state, self.model, kept):
             folder.save_diagnostics(tables)
         folder.save_weights(self.state.weights, self.model.groups.ties)

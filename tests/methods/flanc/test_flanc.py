@@ -231,7 +231,7 @@ def test_the_regulariser_keeps_the_basis_orthonormal():
         local = LocalTraining(lr=0.02, batch_size=4)
         method = FLANC(local, widths=HALVES, regulariser=regulariser, strength=strength)
         state = run(method, model, data, "uniform-2", rounds=15).state
-        table = method.diagnostics(state, model)["gram/4.weight"]
+        table = method.diagnostics(state, model, {})["gram/4.weight"]
         error[regulariser] = (table - torch.eye(len(table))).square().mean().item()
     assert error["mean"] < 0.1 * error["off"]
     assert error["norm"] < 0.1 * error["off"]

@@ -20,7 +20,7 @@ from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
-from fedtailor.elasticity.costing.expected import allowed_macs, project
+from fedtailor.elasticity.costing.expected import project
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
@@ -34,8 +34,8 @@ from fedtailor.methods.flado.alignment import (
     Trajectory,
 )
 from fedtailor.methods.flado.following import Following
-from fedtailor.methods.flado.overhead import Round, alignment_macs
-from fedtailor.methods.flado.probabilities import remembered, stepped
+from fedtailor.methods.flado.overhead import alignment_macs
+from fedtailor.methods.flado.probabilities import remembered, stepped, tables_of
 from fedtailor.methods.flado.trajectory import (
     SKETCH,
     remembering,
@@ -209,12 +209,12 @@ class Flado(UniProb):
         local = super().work(task, model)
         if SKETCH not in task.patch.values:
             return local
-        whole = model.cost(Cut.everything())
-        examples = task.client.num_examples
-        at = Round(
-            self.local.steps_for(examples), min(self.local.batch_size, examples),
-            min(float(whole.macs), allowed_macs(model.costs, task.client.budget)), float(whole.macs), whole.params,
-            trajectory_of(task.patch, model).transform.padded,
-        )  # fmt: skip
-        extra = alignment_macs(self.estimator, self.alignment_share, at) / self.local.examples_for(examples)
+        padded, client = trajectory_of(task.patch, model).transform.padded, task.client
+        extra = alignment_macs(self.estimator, self.alignment_share, self.local, client, padded, model)
         return replace(local, macs=local.macs + round(extra))
+
+    def diagnostics(
+        self, state: ServerState, model: ElasticModel, kept: Mapping[int, Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """For every group the probabilities of its units (columns) at every client (rows), and who these are."""
+        return tables_of({client: memory[P] for client, memory in kept.items() if P in memory}, model)

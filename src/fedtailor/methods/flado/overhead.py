@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from fedtailor.client.sgd import LocalTraining
+from fedtailor.elasticity.costing.expected import allowed_macs
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.messages import Client
 from fedtailor.methods.flado.alignment import estimate_macs
 
 
-@dataclass(frozen=True)
-class Round:
-    """A client's round, as its cost sees it."""
+def alignment_macs(
+    estimator: str, share: float, local: LocalTraining, client: Client, padded: int, model: ElasticModel
+) -> float:
+    """Multiply-accumulates of alignment for one example of a client's round, on average over rounds.
 
-    steps: int
-    batch: int  # examples of an estimate
-    drawn: float  # multiply-accumulates of one example in a drawn network, on average
-    full: float  # and in the full one
-    params: int  # of the full network
-    padded: int  # the length of the transform
-
-
-def alignment_macs(estimator: str, share: float, at: Round) -> float:
-    """Multiply-accumulates of a round's alignment, on average over rounds.
-
-    ``steps`` takes the transform once, and two products for each number of a drawn network in every local step.
+    ``steps`` takes the transform once, of ``padded`` numbers, and two products for each number of a drawn network in
+    every local step; the others make an estimate for a ``share`` of the steps.
     """
+    whole, examples = model.cost(Cut.everything()), client.num_examples
+    full = float(whole.macs)
+    drawn, steps = min(full, allowed_macs(model.costs, client.budget)), local.steps_for(examples)
     if estimator == "steps":
-        return at.padded * math.log2(at.padded) + at.steps * 2 * at.params * at.drawn / at.full
-    once = estimate_macs(estimator, at.drawn * at.batch, at.full * at.batch, at.padded)
-    return share * at.steps * once
+        total = padded * math.log2(padded) + steps * 2 * whole.params * drawn / full
+    else:
+        batch = min(local.batch_size, examples)
+        total = share * steps * estimate_macs(estimator, drawn * batch, full * batch, padded)
+    return total / local.examples_for(examples)

@@ -5,12 +5,17 @@ Symbols: p = probabilities, one per unit; F(p) = expected multiply-accumulates.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedtailor.elasticity.costing.expected import expected_macs
 from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
 
+CLIENTS, TABLE = "clients", "probabilities/"  # names of tables about a finished run
 ASIDE = 1e-4  # by which a probability is moved to see what it costs
 
 
@@ -39,6 +44,15 @@ def prices(p: Vector, model: ElasticModel) -> Vector:
         )
         found[part] = (above - below) / (2 * ASIDE * len(groups[group]))
     return found
+
+
+def tables_of(kept: Mapping[int, Tensor], model: ElasticModel) -> dict[str, Tensor]:
+    """Clients' probabilities, for a report: their ids, and a table (clients, units) for each group."""
+    if not kept:
+        return {}
+    rows = torch.stack(list(kept.values()))
+    tables = {f"{TABLE}{group}": rows[:, part].contiguous() for group, part in model.units.slices.items()}
+    return {CLIENTS: torch.tensor(list(kept)), **tables}
 
 
 def _share(vector: Vector, of: Vector) -> float:

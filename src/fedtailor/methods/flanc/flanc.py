@@ -191,7 +191,9 @@ class FLANC(Method):
         return Deployed((Patch(values, cut),))
 
     @torch.no_grad()
-    def diagnostics(self, state: ServerState, model: ElasticModel) -> Weights:
+    def diagnostics(
+        self, state: ServerState, model: ElasticModel, kept: Mapping[int, Mapping[str, Tensor]]
+    ) -> Weights:
         """The paper's figures 5 and 6: V V^T, and the mean absolute coefficient of every fragment (column of U_p)."""
         found: Weights = {}
         for each in self.plan(model).composed:
