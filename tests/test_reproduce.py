@@ -134,7 +134,7 @@ def test_tables_join_the_runs_of_one_tier_each_and_star_what_is_more_than_noise(
     }
     lines = list(accuracy_table(rows))
     assert lines[2] == "| `fjord` | 80.5 ± 0.5 | 90.5 ± 0.5 | 2 | 3 | 3 | 0 |"
-    assert lines[4] == "| `efd` |  | 60.0 ± 0.0 | 2 | 3 | 3 | 0 |"  # one network for all: shown once
+    assert lines[4] == "| `efd` | 60.0 ± 0.0 (all) |  | 2 | 3 | 3 | 0 |"  # one network for all: shown once
     table = list(difference_table(rows, "fjord"))
     assert (
         table[2] == "| `efd:w=each` | -8.5 ± 2.2* | +0.1 ± 2.6 |"

@@ -4,15 +4,19 @@
 
 Without names all experiments run, one run after the other, each on all cores. Call it again after an interruption:
 what is in results.json or finished below runs/fjord is not repeated. `centralised-mnist` is the authors' notebook,
-`isolated-mnist` the paper's figure 3, the others are its federated tables.
+`isolated-mnist` the paper's figure 3, the others are its federated tables. `--draw` draws its figure 4.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
+from reproduce.shared import charts
 from reproduce.shared.figures import ending, perplexity
 from reproduce.shared.papers import Experiment, Paper
+from reproduce.shared.results import Results
+from reproduce.shared.tables import rows_of
 
 CENTRAL = "reproduce/fjord/centralised-mnist.toml"
 FASHION = "reproduce/fjord/fashion-mnist-small.toml"
@@ -34,5 +38,33 @@ EXPERIMENTS = (
     Experiment("isolated-mnist", CENTRAL, (*ISOLATED, "fjord"), 3),
 )
 
+SHOWN = {
+    "fjord": "FjORD with distillation",
+    "fjord:distillation=false": "without distillation",
+    "fjord:random_drop=0.25": "FjORD + eFD",
+    "efd:global_width=each": "eFD, a model per width",
+}
+
+
+def draw(results: Results, folder: Path) -> None:
+    """The paper's figure 4: accuracy against width, means over the seeds."""
+    panels: list[str] = []
+    for name, title in (("fashion-iid", "Fashion-MNIST, IID"), ("femnist-writers", "FEMNIST by writer")):
+        rows = rows_of(results.runs(name), list(SHOWN))
+        series = {
+            SHOWN[method]: [
+                (float(tier), fmean(run["accuracy"][tier] for run in row.values()))
+                for tier in next(iter(row.values()))["accuracy"]
+            ]
+            for method, row in rows.items()
+        }
+        if series:
+            panels.append(
+                charts.lines(f"{title}: accuracy against width", series, charts.HEIGHT * len(panels))
+            )
+    if panels:
+        charts.write(folder / "fjord-figure-4.svg", panels)
+
+
 if __name__ == "__main__":
-    Paper(Path(__file__), __doc__, EXPERIMENTS).main()
+    Paper(Path(__file__), __doc__, EXPERIMENTS, draw).main()

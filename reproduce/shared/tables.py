@@ -60,7 +60,7 @@ def accuracy_table(rows: Mapping[str, Row]) -> Iterator[str]:
             for tier in tiers
         ]
         if len(set(cells)) == 1 and len(cells) > 1:  # one network for every device
-            cells = [*[""] * (len(cells) - 1), cells[0]]
+            cells = [f"{cells[0]} (all)", *[""] * (len(cells) - 1)]
         costs = [
             fmean(run["bytes"] for run in row.values()) / 1e6,
             fmean(run["macs"] for run in row.values()) / 1e9,

@@ -163,7 +163,7 @@ def test_the_section_says_in_words_who_was_given_more_and_what_differs_in_the_se
     panel = fairness(runs)
     assert (panel.key, panel.title) == ("fairness", "Fairness")
     assert "b spends 1.5x the MACs of a and of its budget (tier 1/2).\n" in panel.text
-    assert "a differs from the others in: lr = 0.1 (others: 0.2).\n" in panel.text
+    assert "b differs from the others in: lr = 0.2 (others: 0.1).\n" in panel.text
     assert EQUAL not in panel.text
     ((_, rows),) = panel.tables
     assert [(row["method"], row["tier"], row["unequal"]) for row in rows] == [

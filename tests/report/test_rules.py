@@ -43,10 +43,15 @@ def test_methods_with_equal_settings_differ_in_nothing_but_their_own():
     assert unequal_rules(configs) == []
 
 
-def test_of_two_the_later_one_is_the_rule():
-    said = unequal_rules({"heterofl": config("heterofl"), "fedavg": config("fedavg")})
+def test_of_two_the_neutral_one_is_the_rule_in_any_order():
+    pairs = [("heterofl", config("heterofl")), ("fedavg", config("fedavg"))]
+    said = unequal_rules(dict(pairs))
     assert len(said) == 1
     assert said[0].startswith("heterofl differs from the others in: ")
+    assert unequal_rules(dict(reversed(pairs))) == said
+    # Where none is neutral, the order does not decide either.
+    odd = [("a", config("fedavg", training={"lr": 0.3})), ("b", config("fedavg", training={"lr": 0.7}))]
+    assert unequal_rules(dict(odd)) == unequal_rules(dict(reversed(odd)))
 
 
 def test_a_method_of_the_users_own_has_the_rules_of_any_method():

@@ -8,11 +8,18 @@ about, its own settings, is no rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from fedtailor.client.sgd import LocalTraining
 from fedtailor.methods.registry import get_method, method_names
 
+NEUTRAL = {f"training.{key}": str(value) for key, value in asdict(LocalTraining()).items()} | {
+    "norm": "averaged",
+    "weighting": "samples",
+    "align": "1",
+}  # switches that only some methods have are off
 Settings = Mapping[str, Any]  # a run's config: tables [training] and [method], with every default filled in
 
 
@@ -39,11 +46,13 @@ def unequal_rules(configs: Mapping[str, Settings]) -> list[str]:
 
 
 def _usual(key: str, rules: Mapping[str, Mapping[str, str]]) -> str | None:
-    """What most variants have; of two that are equally common, the one that comes first is not usual."""
-    values: Sequence[str | None] = [each.get(key) for each in rules.values()]
-    common = Counter(values).most_common(2)
-    tied = len(common) > 1 and common[0][1] == common[1][1]
-    return values[-1] if tied else common[0][0]
+    """What most variants have; of equally common values the neutral one, else the last variant's by name."""
+    values: Mapping[str, str | None] = {variant: each.get(key) for variant, each in rules.items()}
+    counts = Counter(values.values())
+    most = [value for value, count in counts.items() if count == max(counts.values())]
+    if len(most) > 1 and NEUTRAL.get(key) in most:
+        return NEUTRAL.get(key)
+    return most[0] if len(most) == 1 else values[max(v for v in values if values[v] in most)]
 
 
 def _differs(key: str, variant: str, rules: Mapping[str, Mapping[str, str]]) -> bool:
