@@ -40,6 +40,7 @@ EXPERIMENTS = (
     Experiment("fashion-iid", FASHION, (*METHODS, *OTHERS, *UNSCALED), 3),
     Experiment("fashion-dirichlet", FASHION, (*METHODS, *OTHERS), 3, ("data.partition=dirichlet",)),
     Experiment("small-budgets", BUDGETS, FORMS, 3),
+    Experiment("small-budgets-fast", BUDGETS, ("uniprob", "efd"), 3, ("training.lr=0.2",)),
     Experiment("small-budgets-clipped", BUDGETS, CLIPPED, 3, ("training.clip_norm=1.0",)),
 )
 
