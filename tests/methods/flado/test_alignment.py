@@ -151,7 +151,7 @@ FORMS = [
 
 @pytest.mark.parametrize("kind", ["tanh", "relu", "pool"])
 @pytest.mark.parametrize("form", FORMS, ids=["scaled and slowed", "scaled", "plain"])
-@pytest.mark.parametrize("around", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("around", [0.25, pytest.param(0.5, marks=pytest.mark.slow), 0.75])
 def test_the_score_estimate_points_along_the_true_slope(kind, form, around):
     """In the mean over all draws, whatever was known before; and it is no accident of the length."""
     alignment = alignment_of(kind, Flado(**form))
