@@ -28,7 +28,8 @@ def remembered(known: Vector | None, fresh: Vector, persistence: float) -> Vecto
 
 def stepped(p: Vector, slope: Vector, largest: float, smallest_p: float, model: ElasticModel) -> Vector:
     """p moved by at most ``largest`` in any unit, along the part of the slope that costs nothing to first order."""
-    along = slope - prices(p, model) * _share(slope, prices(p, model))
+    price = prices(p, model)
+    along = slope - price * _share(slope, price)
     steepest = float(np.abs(along).max(initial=0))
     if steepest == 0:
         return p
