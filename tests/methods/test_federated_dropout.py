@@ -187,7 +187,9 @@ def test_bad_settings_are_named(settings, words):
 
 
 def test_efd_has_no_single_share_to_scale_by_at_evaluation():
-    with pytest.raises(FedtailorError, match="devices keep different shares 'eval'.*none, train"):
+    with pytest.raises(
+        FedtailorError, match="method.scaling = '?eval'?: expected none or train: devices of efd"
+    ):
         EFD(scaling="eval")
 
 

@@ -24,7 +24,7 @@ from fedtailor.elasticity.cutting.selections import WidthLike, as_width, kept, p
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.scaling import scaler
-from fedtailor.errors import unknown
+from fedtailor.errors import require, unknown
 from fedtailor.messages import Client, ServerState, Task
 from fedtailor.method import Method
 from fedtailor.methods.dropping import SCALINGS, Scaling, scaled_behind
@@ -108,10 +108,8 @@ class EFD(FederatedDropout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scaling == "eval":  # it takes one share that everyone keeps
-            raise unknown(
-                "scaling of efd, whose devices keep different shares", self.scaling, ("none", "train")
-            )
+        only = "none or train: devices of efd keep different shares, and there is no one of them to scale by"
+        require(self.scaling != "eval", "method.scaling", self.scaling, only)
         object.__setattr__(self, "global_width", as_width(self.global_width, "method.global_width"))
 
     @property

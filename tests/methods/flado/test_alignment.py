@@ -108,7 +108,7 @@ def true_slope(alignment: Alignment, p: np.ndarray) -> np.ndarray:
     def mean(p: np.ndarray) -> float:
         total = 0.0
         for mask, cut in cuts.items():
-            steps, _ = alignment.steps(weights[mask], cut, torch.from_numpy(p))
+            steps = alignment.steps(weights[mask], cut, torch.from_numpy(p))
             total += chance(mask, p) * alignment.compared(steps, cut)[0]
         return total
 
@@ -120,7 +120,7 @@ def true_slope(alignment: Alignment, p: np.ndarray) -> np.ndarray:
     return slopes
 
 
-def mean_score(alignment: Alignment, p: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+def mean_score(alignment: Alignment, p: np.ndarray) -> np.ndarray:
     """The mean of the estimate over all pairs of masks."""
     cached = Remembering(
         **{
@@ -132,7 +132,7 @@ def mean_score(alignment: Alignment, p: np.ndarray, known: np.ndarray | None) ->
     total = np.zeros(UNITS)
     for one, two in itertools.combinations_with_replacement(range(len(MASKS)), 2):
         times = chance(MASKS[one], p) * chance(MASKS[two], p) * (1 if one == two else 2)
-        total += times * cached.score([cuts[one], cuts[two]], p, known)[0]
+        total += times * cached.score([cuts[one], cuts[two]], p)[0]
     return total
 
 
@@ -153,13 +153,12 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS, ids=["scaled and slowed", "scaled", "plain"])
 @pytest.mark.parametrize("around", [0.25, pytest.param(0.5, marks=pytest.mark.slow), 0.75])
 def test_the_score_estimate_points_along_the_true_slope(kind, form, around):
-    """In the mean over all draws, whatever was known before; and it is no accident of the length."""
+    """In the mean over all draws, and in length too."""
     alignment = alignment_of(kind, Flado(**form))
     p = np.append(around + np.linspace(-0.05, 0.05, UNITS - 1), 1.0)
     truth = true_slope(alignment, p)
     assert np.abs(truth).max() > 1e-3
-    known = None if around == 0.5 else np.linspace(-1, 1, UNITS)
-    found = mean_score(alignment, p, known)
+    found = mean_score(alignment, p)
     assert angle(found, truth) >= 0.95
     assert found[:-1] == pytest.approx(truth[:-1], abs=1e-6)
 
@@ -177,7 +176,7 @@ def test_the_slopes_at_a_mask_are_the_derivatives_of_the_cosine(form):
     mask = torch.from_numpy(held_units(model, drawn))
 
     def value(p: np.ndarray, mask: torch.Tensor) -> float:
-        steps, _ = alignment.steps(model.weights(), Cut.everything(), torch.from_numpy(p), mask)
+        steps = alignment.steps(model.weights(), Cut.everything(), torch.from_numpy(p), mask)
         sketch = alignment.trajectory.transform([-steps[n] for n in trained_names(model)])
         return cosine(alignment.trajectory.sketch, sketch)
 
@@ -219,7 +218,7 @@ def test_a_layer_without_a_second_derivative_is_differenced(form, whole, monkeyp
 def descent(kind: str) -> dict[str, torch.Tensor]:
     """-g of the full network: where the client itself wants to go."""
     alignment, model = alignment_of(kind), model_of(kind)
-    steps, _ = alignment.steps(model.weights(), Cut.everything(), torch.ones(UNITS, dtype=torch.float64))
+    steps = alignment.steps(model.weights(), Cut.everything(), torch.ones(UNITS, dtype=torch.float64))
     return {name: -value for name, value in steps.items()}
 
 
@@ -275,7 +274,7 @@ def test_steps_of_training_say_what_a_pass_would_say():
     for mask in masks:
         drawn = drawn_of(model, mask)
         alignment = alignment_of("relu", method, toward)
-        steps, _ = alignment.steps(alignment.at(drawn), drawn, torch.from_numpy(p))
+        steps = alignment.steps(alignment.at(drawn), drawn, torch.from_numpy(p))
         piece = alignment._split(torch.cat([toward[n].reshape(-1) for n in trained_names(model)]), drawn)
         expected_along += unit_sums({n: -g * piece[n] for n, g in steps.items()}, drawn, model)
         expected_squares += unit_sums({n: g * g for n, g in steps.items()}, drawn, model)

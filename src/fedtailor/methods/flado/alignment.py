@@ -10,7 +10,7 @@ on p through s and f: exact, by differentiating twice. *By the draw*, c differs 
 function (c - baseline) (b - p) / (p (1 - p)) is unbiased and noisy; dc/db, straight through the draw, is steady and
 biased, because networks with kinks are not linear in a gate. Three estimates by passes of their own:
 
-- ``score``: both parts on drawn networks alone. What was known of the slope before takes the linear part of c out.
+- ``score``: both parts on drawn networks alone.
 - ``hessian``: straight through the draw, on the full network under a mask, so that units that were not drawn count too.
 - ``surrogate``: u is taken for b s f times the step of the full network: a closed form, and no second derivative.
 
@@ -100,41 +100,31 @@ class Alignment:
     scaled: bool = False  # s = 1 / p: the loss divides outputs of drawn units by their probability
     slowed: bool = False  # f = p: the gradient of a drawn filter is multiplied by its probability
 
-    def estimate(
-        self, how: str, probabilities: Vector, cuts: Sequence[Cut], known: Vector | None = None
-    ) -> tuple[Vector, float]:
-        """How C changes with every unit's probability, and c, from drawn networks; ``known``: an earlier estimate."""
+    def estimate(self, how: str, probabilities: Vector, cuts: Sequence[Cut]) -> tuple[Vector, float]:
+        """How C changes with every unit's probability, and c, from drawn networks."""
         if how == "surrogate":
             return self.surrogate(probabilities)
         if how == "hessian":
             found = self.slope(cuts[0], probabilities, whole=True)
             return found.gates + found.path, found.value
-        return self.score(cuts, probabilities, known)
+        return self.score(cuts, probabilities)
 
-    def score(
-        self, cuts: Sequence[Cut], probabilities: Vector, known: Vector | None = None
-    ) -> tuple[Vector, float]:
-        """Both parts from drawn networks, each measured against the mean of the others.
-
-        ``known`` @ (b - p) is taken out of c and its gradient, which is ``known``, put back: that changes no mean, and
-        takes the noise away that a linear c would make.
-        """
+    def score(self, cuts: Sequence[Cut], probabilities: Vector) -> tuple[Vector, float]:
+        """Both parts from drawn networks, each measured against the mean of the others."""
         found = [self.slope(cut, probabilities) for cut in cuts]
         values = np.array([each.value for each in found])
-        start = np.zeros(len(probabilities)) if known is None else known
         apart = np.stack([held_units(self.model, cut) for cut in cuts]) - probabilities
-        rest = values - apart @ start
-        others = (rest.sum() - rest) / (len(rest) - 1)
+        others = (values.sum() - values) / (len(values) - 1)
         variance = np.clip(probabilities * (1 - probabilities), 1e-6, None)
         weights = np.where(probabilities < 1, apart / variance, 0)
-        by_draw = start + ((rest - others)[:, None] * weights).mean(axis=0)
+        by_draw = ((values - others)[:, None] * weights).mean(axis=0)
         return by_draw + np.mean([each.path for each in found], axis=0), float(values.mean())
 
     def surrogate(self, probabilities: Vector) -> tuple[Vector, float]:
         """The closed form of ``expected_slope``, from one pass of the full network."""
         cut = Cut.everything()
         one = torch.ones(len(probabilities), dtype=torch.float64)
-        gradient = {n: g.detach() for n, g in self.steps(self.at(cut), cut, one)[0].items()}
+        gradient = {n: g.detach() for n, g in self.steps(self.at(cut), cut, one).items()}
         back = self._split(self.trajectory.transform.adjoint(self.trajectory.sketch), cut)
         along = unit_sums({n: -back[n] * g for n, g in gradient.items()}, cut, self.model)
         squares = unit_sums({n: g * g for n, g in gradient.items()}, cut, self.model)
@@ -158,22 +148,22 @@ class Alignment:
         p = torch.tensor(probabilities, requires_grad=True)
         mask = torch.tensor(held_units(self.model, drawn), requires_grad=True) if whole else None
         twice = self.scaled or self.slowed or whole
-        found, inputs = self.steps(weights, cut, p, mask, graph=twice)
+        found = self.steps(weights, cut, p, mask, graph=twice)
         value, toward = self.compared({n: g.detach() for n, g in found.items()}, cut)
         if not twice or not toward:
             return Slope(value, np.zeros(total), np.zeros(total))
         try:
-            path, gates = _pulled(found, toward, inputs)
+            path, gates = _pulled(found, toward, p, mask)
         except RuntimeError as error:
             if not any(words in str(error) for words in ONCE):
                 raise
-            path, gates = self._by_difference(weights, cut, toward, (p, mask))
+            path, gates = self._by_difference(weights, cut, toward, p, mask)
         return Slope(value, path, gates)
 
     def steps(
         self, weights: Weights, cut: Cut, p: Tensor, mask: Tensor | None = None, graph: bool = False
-    ) -> tuple[Weights, tuple[Tensor, Tensor | None]]:
-        """f g: what a client's step is made of at a cut, and what it depends on; with ``graph`` differentiable."""
+    ) -> Weights:
+        """f g: what a client's step is made of at a cut; with ``graph`` differentiable by probabilities and gates."""
         leaves = {n: w.detach().requires_grad_(n in self.model.trainable) for n, w in weights.items()}
         names = [name for name, leaf in leaves.items() if leaf.requires_grad]
         gated = leaves if mask is None else self.model.units.gated(leaves, mask, cut)
@@ -184,13 +174,12 @@ class Alignment:
             gradient = torch.zeros_like(leaves[name]) if each is None else each
             factor = on_filter(p.to(gradient), name, cut, self.model) if self.slowed else None
             found[name] = gradient if factor is None else gradient * factor
-        return found, (p, mask)
+        return found
 
     def _by_difference(
-        self, weights: Weights, cut: Cut, toward: Weights, inputs: tuple[Tensor, Tensor | None]
+        self, weights: Weights, cut: Cut, toward: Weights, p: Tensor, mask: Tensor | None
     ) -> tuple[Vector, Vector]:
         """The same where a layer cannot be differentiated twice: <v, f dg/dx> is the slope of dloss/dx along f v."""
-        p, mask = inputs
         direction = dict(toward)
         for name, value in toward.items() if self.slowed else ():
             factor = on_filter(p.detach().to(value), name, cut, self.model)
@@ -210,7 +199,7 @@ class Alignment:
         )
         if self.slowed:  # f itself: <v, g>
             still = None if mask is None else mask.detach()
-            raw, _ = replace(self, slowed=False).steps(weights, cut, p.detach(), still)
+            raw = replace(self, slowed=False).steps(weights, cut, p.detach(), still)
             products = {n: toward[n] * g for n, g in raw.items()}
             path = path + unit_sums(products, cut, self.model, filters=True)[:-1]
         return path, gates
@@ -297,9 +286,8 @@ def held_units(model: ElasticModel, cut: Cut) -> Vector:
     return held
 
 
-def _pulled(found: Weights, toward: Weights, inputs: tuple[Tensor, Tensor | None]) -> tuple[Vector, Vector]:
+def _pulled(found: Weights, toward: Weights, p: Tensor, mask: Tensor | None) -> tuple[Vector, Vector]:
     """<v, d(f g)/dx> for the probabilities and the gates."""
-    p, mask = inputs
     outputs = [name for name in toward if found[name].requires_grad]
     if not outputs:
         return np.zeros(len(p)), np.zeros(len(p))

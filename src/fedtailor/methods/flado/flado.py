@@ -161,11 +161,11 @@ class Flado(UniProb):
         memory, due = self.due(task)
         for step in range(due):
             chosen = torch.randperm(len(data), generator=order)[: self.local.batch_size]
-            p, known = memory[P].numpy(), memory[SLOPE].numpy() if SLOPE in memory else None
+            p = memory[P].numpy()
             chances = [task.seeds.numpy(f"alignment draw {n}", **where, step=step) for n in range(DRAWS)]
             cuts = [draw_active(model.groups, model.units.by_group(p), chance) for chance in chances]
             client = self.alignment(task, data.take(chosen), trajectory, model)
-            slope, cosine = client.estimate(self.estimator, p, cuts, known)
+            slope, cosine = client.estimate(self.estimator, p, cuts)
             if not np.isfinite(slope).all() or not math.isfinite(cosine):
                 return replace(task, memory={P: torch.from_numpy(self.uniform(task.client.budget, model))})
             memory = self.moved(memory, slope, task.client.budget, model)
