@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,7 @@ def setup_of(
 class Result:
     state: ServerState
     records: list[RoundRecord]
+    kept: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)  # what clients remember at the end
 
 
 def timeless(records: Iterable[RoundRecord]) -> list[RoundRecord]:
@@ -228,7 +229,8 @@ def run(
     setup = setup_of(method, model, data, fleet, settings, seed)
     engine_used = inner if engine is None else engine(inner)
     end = run_rounds(setup, engine_used, lambda record, _at: records.append(copy.deepcopy(record)))
-    return Result(end.state, records)
+    kept = {client: end.memory_of(client)[1] for client in sorted(end.memories)}
+    return Result(end.state, records, kept)
 
 
 @dataclass(frozen=True)

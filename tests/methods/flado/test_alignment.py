@@ -300,20 +300,3 @@ def test_a_vector_goes_back_to_its_tensors():
     weights = model.weights()
     vector = torch.cat([weights[name].reshape(-1) for name in trained_names(model)])
     assert all(torch.equal(part, weights[name]) for name, part in by_tensor(vector, weights, model).items())
-
-
-def test_a_budget_is_kept_to_first_order_and_exactly_after_projection():
-    from fedtailor.elasticity.costing.expected import expected_macs
-    from fedtailor.methods.flado.probabilities import prices, remembered, stepped
-
-    model, method = model_of("relu"), Flado()
-    budget = Budget(macs=0.5)
-    p = method.uniform(budget, model)
-    slope = np.array([1.0, 0.5, -0.2, 0.3, -1.0])
-    moved = stepped(p, slope, 0.05, 0.01, model)
-    assert np.abs(moved - p).max() == pytest.approx(0.05)
-    assert float(prices(p, model) @ (moved - p)) == pytest.approx(0, abs=1e-6)
-    cost = expected_macs(model.costs, model.units.by_group(method.at_budget(moved, budget, model)))
-    assert cost == pytest.approx(0.5 * model.cost(Cut.everything()).macs, rel=1e-9)
-    assert remembered(None, slope * 7, 0.9) == pytest.approx(slope)
-    assert remembered(slope, -slope, 0.9) == pytest.approx(0.8 * slope)

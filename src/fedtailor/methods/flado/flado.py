@@ -35,7 +35,7 @@ from fedtailor.methods.flado.alignment import (
 )
 from fedtailor.methods.flado.following import Following
 from fedtailor.methods.flado.overhead import alignment_macs
-from fedtailor.methods.flado.probabilities import remembered, stepped, tables_of
+from fedtailor.methods.flado.probabilities import Known, free_of_cost, tables_of
 from fedtailor.methods.flado.trajectory import (
     SKETCH,
     remembering,
@@ -49,7 +49,7 @@ from fedtailor.methods.uniprob import UniProb
 from fedtailor.seeds import Seeds
 
 ESTIMATORS = ("steps", *PASSES)
-P, SLOPE, STEPS = "probabilities", "slope", "steps"  # what a client remembers
+P, STEPS = "probabilities", "steps"  # what a client remembers
 
 
 @register("flado")
@@ -62,12 +62,10 @@ class Flado(UniProb):
     """
 
     estimator: Literal["steps", "score", "hessian", "surrogate"] = "steps"
-    alignment_step: float = 0.02  # the largest change of a probability in one alignment
+    alignment_step: float = 0.02  # how far one alignment moves a probability on whose slope all estimates agree
     alignment_share: float = 0.01  # passes for estimates, as a share of the local steps; 0: no alignment
-    persistence: float = 0.97  # how much of the slope that a client remembers stays when a new one comes in
-    smallest_probability: float = (
-        0.05  # p_min: a unit at zero would never come back, one at 0.01 be scaled by 100
-    )
+    persistence: float = 0.9  # how much of the slope that a client remembers stays when a new one comes in
+    smallest_probability: float = 0.1  # p_min: a unit at zero never comes back, one at 0.05 is scaled by 20
     sketch: int = 1024  # k, the numbers that stand for the global update
 
     def __post_init__(self) -> None:
@@ -82,19 +80,17 @@ class Flado(UniProb):
         if self.estimator not in ESTIMATORS:
             raise unknown("estimator", self.estimator, ESTIMATORS)
 
-    def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
-        self.uniform(budget, model)
-        return Cut.everything()
-
     def uniform(self, budget: Budget, model: ElasticModel) -> Vector:
         """p_c at the start: the same for all units, at the budget's cost."""
-        start = np.full(model.units.total, self.probability(budget, model))
-        enough = start.min(initial=1) >= self.smallest_probability
-        return start if enough else self.at_budget(start, budget, model)
+        return np.full(model.units.total, self.probability(budget, model))
+
+    def floor(self, budget: Budget, model: ElasticModel) -> float:
+        """The least that a probability falls to: the smallest budgets still leave their clients a choice."""
+        return min(self.smallest_probability, self.probability(budget, model) / 2)
 
     def at_budget(self, probabilities: Vector, budget: Budget, model: ElasticModel) -> Vector:
         """The nearest multiple that meets the budget exactly."""
-        return project(model.costs, probabilities, budget, self.smallest_probability)
+        return project(model.costs, probabilities, budget, self.floor(budget, model))
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """The full model and the sketch of the last update, with its seed: only k numbers more."""
@@ -195,11 +191,13 @@ class Flado(UniProb):
     def moved(
         self, memory: dict[str, Tensor], slope: Vector, budget: Budget, model: ElasticModel
     ) -> dict[str, Tensor]:
-        """What a client remembers after a new estimate: the slope, and probabilities one step further along it."""
-        known = remembered(memory[SLOPE].numpy() if SLOPE in memory else None, slope, self.persistence)
-        p = stepped(memory[P].numpy(), known, self.alignment_step, self.smallest_probability, model)
-        moved = torch.from_numpy(self.at_budget(p, budget, model))
-        return {**memory, P: moved, SLOPE: torch.from_numpy(known)}
+        """What a client remembers after a new estimate: the slopes, and probabilities one step further along them."""
+        p = memory[P].numpy()
+        fresh = free_of_cost(slope, p, model)
+        known = Known.of(memory, model.units.total).joined(fresh, self.persistence)
+        along = free_of_cost(known.direction(self.persistence), p, model)
+        further = np.clip(p + self.alignment_step * along, self.floor(budget, model), 1)
+        return {**memory, **known.memory, P: torch.from_numpy(self.at_budget(further, budget, model))}
 
     def probabilities(self, task: Task, model: ElasticModel) -> Vector:
         return np.asarray(task.memory[P].numpy())

@@ -1,11 +1,14 @@
 """How a client's probabilities move: along what it has come to know of the slope, at the cost that its budget allows.
 
-Symbols: p = probabilities, one per unit; F(p) = expected multiply-accumulates.
+Symbols: p = probabilities, one per unit; F(p) = expected multiply-accumulates. An estimate of the slope is mostly noise,
+and units whose gradients are large have most of it. So a unit moves by Adam's rule (Kingma, Ba, ICLR 2015): as far as
+its estimates agree with each other, not as far as the largest of them reaches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,24 +19,52 @@ from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
 
 CLIENTS, TABLE = "clients", "probabilities/"  # names of tables about a finished run
+MEAN, SQUARE, ESTIMATES = "mean slope", "mean squared slope", "estimates"  # what a client remembers of the slope
+SLOW = 0.99  # how much of the squared slope stays when a new estimate comes in, Adam's second beta
 ASIDE = 1e-4  # by which a probability is moved to see what it costs
 
 
-def remembered(known: Vector | None, fresh: Vector, persistence: float) -> Vector:
-    """A running mean of slopes, each at length one in the largest unit: rounds whose cosine is steep count no more."""
-    steepest = float(np.abs(fresh).max(initial=0))
-    unit = fresh / steepest if steepest > 0 else fresh
-    return unit if known is None else persistence * known + (1 - persistence) * unit
+@dataclass(frozen=True)
+class Known:
+    """What a client has come to know of the slope of every unit: running means of it and of its square, as Adam's."""
+
+    mean: Vector
+    square: Vector
+    estimates: float  # that went in
+
+    @classmethod
+    def of(cls, memory: Mapping[str, Tensor], units: int) -> Known:
+        """What a client's memory says; nothing at first."""
+        if MEAN not in memory:
+            return cls(np.zeros(units), np.zeros(units), 0)
+        return cls(memory[MEAN].numpy(), memory[SQUARE].numpy(), float(memory[ESTIMATES]))
+
+    def joined(self, slope: Vector, persistence: float) -> Known:
+        """With one more estimate."""
+        return Known(
+            persistence * self.mean + (1 - persistence) * slope,
+            SLOW * self.square + (1 - SLOW) * slope**2,
+            self.estimates + 1,
+        )
+
+    def direction(self, persistence: float) -> Vector:
+        """The mean slope of every unit over its usual size: about 1 where all estimates agree, near 0 where none do."""
+        mean = self.mean / (1 - persistence**self.estimates)
+        size = np.sqrt(self.square / (1 - SLOW**self.estimates))
+        return np.divide(mean, size, out=np.zeros_like(mean), where=size > 0)
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """As a client keeps it."""
+        estimates = torch.tensor(self.estimates, dtype=torch.float64)
+        return {MEAN: torch.from_numpy(self.mean), SQUARE: torch.from_numpy(self.square), ESTIMATES: estimates}
 
 
-def stepped(p: Vector, slope: Vector, largest: float, smallest_p: float, model: ElasticModel) -> Vector:
-    """p moved by at most ``largest`` in any unit, along the part of the slope that costs nothing to first order."""
+def free_of_cost(direction: Vector, p: Vector, model: ElasticModel) -> Vector:
+    """The part of a direction along which the cost stays, to first order."""
     price = prices(p, model)
-    along = slope - price * _share(slope, price)
-    steepest = float(np.abs(along).max(initial=0))
-    if steepest == 0:
-        return p
-    return np.clip(p + largest * along / steepest, smallest_p, 1)
+    square = float(price @ price)
+    return direction - price * (float(direction @ price) / square if square > 0 else 0.0)
 
 
 def prices(p: Vector, model: ElasticModel) -> Vector:
@@ -54,8 +85,3 @@ def tables_of(kept: Mapping[int, Tensor], model: ElasticModel) -> dict[str, Tens
     rows = torch.stack(list(kept.values()))
     tables = {f"{TABLE}{group}": rows[:, part].contiguous() for group, part in model.units.slices.items()}
     return {CLIENTS: torch.tensor(list(kept)), **tables}
-
-
-def _share(vector: Vector, of: Vector) -> float:
-    square = float(of @ of)
-    return float(vector @ of) / square if square > 0 else 0.0
