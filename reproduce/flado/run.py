@@ -1,4 +1,4 @@
-"""Flado at equal FLOPs: ten or all of 100 clients in a round, estimators of the alignment, and what else was tried.
+"""Flado at equal FLOPs: all of 20 clients in a round, mildly and strongly skewed, and a tenth of 200.
 
     FEDTAILOR_DATA=... python -m reproduce.flado.run [--list] [experiment ...]
 
@@ -23,16 +23,10 @@ from reproduce.shared.results import Result
 FASHION = "reproduce/flado/fashion-mnist-small.toml"
 FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
 METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
-TRIED = (
-    "flado:estimator=surrogate",
-    "flado:alignment_step=0.3:smallest_probability=0.1",
-    "flado:scaling=none",
-    "uniprob:scaling=none",
-)
-EVERYONE = ("clients_per_round=100", "rounds=30", "evaluate_every=2")
-SHORT = 50  # rounds of variants: at a constant rate they compare with the first rounds of the default
+SKEWED = ("data.alpha=0.05", "data.min_examples=5")
+TENTH = ("data.clients=200", "data.limit=20000", "clients_per_round=20")
 SETTLED = 10  # rounds before alignment is looked at
-TARGETS = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6)
+TARGETS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
 LAST = 5  # evaluations that are averaged: single ones vary by several points
 
 
@@ -46,12 +40,8 @@ def spent(folder: RunFolder) -> Result:
         "last_five": {tier: round(fmean(each[tier] for each in late), 2) for tier in late[0]},
         "best": _point(best(course)),
         "to_reach": {target: _point(point) if point else None for target, point in reached.items()},
+        "course": [percent(point.value) for point in course],
     }
-    early = [point for point in course if point.round <= SHORT]
-    if len(early) < len(course):
-        mean = round(fmean(percent(point.value) for point in early[-LAST:]), 2)
-        first = {"best": percent(best(early).value), "last_five": mean, "flops": early[-1].flops}
-        found[f"first_{SHORT}_rounds"] = first
     return found
 
 
@@ -83,10 +73,9 @@ def alignment(folder: RunFolder) -> Result:
 
 READ = (ending, spent, alignment)
 EXPERIMENTS = (
-    Experiment("tenth", FASHION, METHODS, 2, figures=READ),
-    Experiment("everyone", FASHION, METHODS, 1, EVERYONE, READ),
-    Experiment("score", FASHION, ("flado:estimator=score",), 1, ("rounds=75",), READ),
-    Experiment("tried", FASHION, TRIED, 1, (f"rounds={SHORT}",), READ),
+    Experiment("everyone", FASHION, METHODS, 3, figures=READ),
+    Experiment("everyone-skewed", FASHION, METHODS, 3, SKEWED, READ),
+    Experiment("tenth", FASHION, METHODS, 3, TENTH, READ),
 )
 
 if __name__ == "__main__":
