@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -64,6 +64,10 @@ class Method:
         if self.weighting not in WEIGHTINGS:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         require(self.align >= 1, "method.align", self.align, "at least 1")
+
+    def for_fleet(self, budgets: Sequence[Budget], model: ElasticModel) -> Self:
+        """Itself, with what it settles only when it knows the budgets of all tiers."""
+        return self
 
     def init(self, model: ElasticModel) -> ServerState:
         """The state before the first round."""

@@ -71,6 +71,7 @@ def prepare(
 ) -> Setup:
     """Refuse what cannot run, before anything is trained or written."""
     check(method, model, data, fleet, settings)
+    method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
     setup = Setup.of(method, model, data, fleet, settings, seeds)
     for tier in fleet.tiers:
         method.cut_for(setup.start.state, tier.budget, model)

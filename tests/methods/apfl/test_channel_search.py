@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.errors import FedtailorError
-from fedtailor.methods.apfl.channel_search import LocalScore, Shrinking, prune
+from fedtailor.methods.apfl import judging
+from fedtailor.methods.apfl.channel_search import Search, Shrinking
+from fedtailor.methods.apfl.judging import Judge
 from helpers import bits, cnn_model, images
 
 SHARES = [Fraction(1, 10), Fraction(1, 5), Fraction(3, 10), Fraction(1, 2), Fraction(9, 10)]
@@ -41,9 +44,17 @@ def path(start, budget, score, share=Fraction(1, 10), weights=None, minimum=1, p
     def macs(size):
         return sum(w * n for w, n in zip(weights, size, strict=True))
 
-    allowed = [range(1, count + 1) for count in start]
-    shrinking = Shrinking(share, minimum)
-    return prune(start, allowed, lambda s: macs(s) <= budget, score, macs, shrinking, per_mac), macs
+    def choose(now, candidates):
+        def loss(size):
+            saved = macs(now) - macs(size)
+            drop = score(now) - score(size)
+            return (drop / max(1, saved) if per_mac else drop), -saved
+
+        return min(candidates, key=loss)
+
+    allowed = [range(minimum, count + 1) for count in start]
+    search = Search(allowed, lambda s: macs(s) <= budget, macs, Shrinking(share))
+    return search.down(start, choose), macs
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,9 +107,7 @@ def test_the_paper_would_shrink_9_channels_for_ever():
 
 
 def test_a_budget_that_cannot_be_met_is_an_error():
-    with pytest.raises(
-        FedtailorError, match="no channel group can shrink any more.*4, 4.*method.min_channels"
-    ):
+    with pytest.raises(FedtailorError, match="no channel group can shrink any more.*4, 4.*method.smallest"):
         path((9, 9), 7, lambda size: 0.5, minimum=4)
 
 
@@ -124,34 +133,121 @@ def test_drop_per_saved_mac():
     assert path((10, 10), 109, score, weights=(1, 10), per_mac=True)[0][1] == (10, 9)
 
 
-def test_the_score_is_the_accuracy_of_the_small_network_on_statistics_of_the_examples():
+def larger(now, candidates):
+    """The one that adds most, without any judge."""
+    return max(candidates, key=sum)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(8, 60), min_size=2, max_size=4), st.sampled_from(SHARES), st.integers(0, 1000))
+def test_what_is_left_of_a_budget_is_spent_within_both_limits(full, share, seed):
+    """Macs and parameters weigh groups in opposite ways: where parameters bind, units are exchanged."""
+    draw = torch.Generator().manual_seed(seed)
+    by_mac = [int(w) for w in torch.randint(1, 9, (len(full),), generator=draw)]
+    by_param = [10 - w for w in by_mac]
+
+    def weighed(weights):
+        return lambda size: sum(w * n for w, n in zip(weights, size, strict=True))
+
+    macs, params = weighed(by_mac), weighed(by_param)
+    half = tuple(count // 2 for count in full)
+
+    def fits(size):
+        return macs(size) <= macs(half) and params(size) <= params(half)
+
+    search = Search([range(1, count + 1) for count in full], fits, macs, Shrinking(share))
+    low = search.down(tuple(full), lambda _, candidates: candidates[-1])[-1]
+    sizes = search.up(low, 0.98 * macs(half), larger)
+    assert all(fits(size) for size in sizes)
+    assert all(macs(before) < macs(after) for before, after in pairwise(sizes))
+    if macs(sizes[-1]) < 0.98 * macs(half):  # then no single step goes any further
+        for group, count in enumerate(sizes[-1]):
+            assert count == full[group] or not fits((*sizes[-1][:group], count + 1, *sizes[-1][group + 1 :]))
+
+
+def test_a_group_grows_at_the_cost_of_one_that_pays_with_parameters():
+    """Parameters bind: the second group has most of them and few multiply-accumulates."""
+
+    def macs(size):
+        return 10 * size[0] + size[1]
+
+    def fits(size):
+        return macs(size) <= 120 and size[0] + 10 * size[1] <= 110
+
+    search = Search([range(1, 21), range(1, 21)], fits, macs, Shrinking(Fraction(1, 10)))
+    sizes = search.up((5, 10), 117.6, larger)
+    assert sizes[0] == (5, 10)
+    assert macs(sizes[-1]) >= 117.6
+    assert fits(sizes[-1])
+
+
+def super_network(model):
+    return model.cut(model.weights(), Cut.everything(), set(model.parameters))
+
+
+def run_alone(model, patch, size, batch):
+    cut = model.costs.cut(size)
+    return model.forward(model.narrow(patch, cut).values, cut, batch, mode="train")
+
+
+def test_metrics_are_those_of_the_small_network_on_statistics_of_the_examples():
     model, data = cnn_model(), images(20)
-    patch = model.cut(model.weights(), Cut.everything(), set(model.parameters))
+    patch = super_network(model)
     before = {name: bits(value) for name, value in patch.values.items()}
-    score = LocalScore(model, patch, data)
-    batch = data.take(torch.arange(20))
+    judge, batch = Judge(model, patch, data), data.take(torch.arange(20))
     for size in ((4, 6), (3, 6), (2, 5)):
-        cut = model.costs.cut(size)
-        output = model.forward(model.narrow(patch, cut).values, cut, batch, mode="train")
-        expected = float((output.argmax(1) == batch[1]).double().mean())
-        assert score(size) == expected
-        assert score.metrics(size)["loss"] == pytest.approx(
-            float(model.objective.loss(output, batch)), rel=1e-5
-        )
+        output = run_alone(model, patch, size, batch)
+        assert judge.metrics(size)["accuracy"] == float((output.argmax(1) == batch[1]).double().mean())
+        loss = float(model.objective.loss(output, batch))
+        assert judge.metrics(size)["loss"] == pytest.approx(loss, rel=1e-5)
     assert {name: bits(value) for name, value in patch.values.items()} == before
 
 
-def test_each_size_is_run_once_and_without_gradients(monkeypatch):
-    model, data = cnn_model(), images(20)
-    patch = model.cut(model.weights(), Cut.everything(), set(model.parameters))
-    seen, forward = [], model.forward
+@pytest.mark.parametrize("by", ["loss", "accuracy"])
+def test_the_best_candidate_is_the_one_that_whole_runs_prefer(by, monkeypatch):
+    monkeypatch.setattr(judging, "TIED", 0.0)
+    model, data = cnn_model(first=12, second=20), images(60)
+    patch, batch = super_network(model), data.take(torch.arange(60))
+    candidates = [(9, 20), (12, 15), (6, 20), (12, 10)]
 
-    def watched(*args, **kwargs):
-        seen.append(torch.is_grad_enabled())
-        return forward(*args, **kwargs)
+    def badness(size):
+        output = run_alone(model, patch, size, batch)
+        correct = float((output.argmax(1) == batch[1]).double().mean())
+        return -correct if by == "accuracy" else float(model.objective.loss(output, batch))
+
+    judge = Judge(model, patch, data, by)
+    assert badness(judge.best((12, 20), candidates, prefer=lambda _: 0)) == pytest.approx(
+        min(map(badness, candidates))
+    )
+
+
+def test_what_examples_cannot_tell_apart_is_a_tie_and_the_preferred_one_wins():
+    model = cnn_model(first=12, second=20)
+    weights = {name: torch.zeros_like(value) for name, value in model.weights().items()}
+    patch = model.cut(weights, Cut.everything(), set(model.parameters))  # every size answers the same
+    judge = Judge(model, patch, images(40))
+    candidates = [(9, 20), (12, 15), (6, 20)]
+    assert judge.best((12, 20), candidates, prefer=lambda size: -sum(size)) == (6, 20)
+    assert judge.best((12, 20), candidates, prefer=sum) == (9, 20)
+
+
+def test_a_candidate_that_is_clearly_worse_is_not_run_to_the_end(monkeypatch):
+    monkeypatch.setattr(judging, "BATCH", 16)
+    model, data = cnn_model(first=12, second=20), images(64)
+    patch, seen = super_network(model), []
+    for name, value in patch.values.items():
+        if name.endswith("6.weight") or value.dim() == 2:
+            value.mul_(50)  # so that the classifier's answers differ strongly
+    judge = Judge(model, patch, data)
+    forward = model.forward
+
+    def watched(weights, cut, *args, **kwargs):
+        seen.append(model.costs.counts(cut))
+        assert not torch.is_grad_enabled()
+        return forward(weights, cut, *args, **kwargs)
 
     monkeypatch.setattr(model, "forward", watched)
-    score = LocalScore(model, patch, data)
-    assert [score((4, 6)), score((3, 6))] == [score((4, 6)), score((3, 6))]
-    assert seen == [False, False]
-    assert score.macs == 20 * sum(model.cost(model.costs.cut(size)).macs for size in ((4, 6), (3, 6)))
+    judge.best((12, 20), [(11, 20), (1, 20), (12, 1), (12, 19)], prefer=lambda _: 0)
+    runs = Counter(seen)
+    assert runs[(12, 20)] <= 4 + 1  # once for each batch, and once to see what is overwritten
+    assert min(runs.values()) < 4

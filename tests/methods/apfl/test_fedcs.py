@@ -126,6 +126,58 @@ def test_search_ends_within_flops_and_parameters_of_the_width():
     assert whole.metrics[f"{UNITS}0"] == 12
 
 
+@pytest.mark.parametrize("width", [0.75, 0.5, 0.4])
+def test_a_search_stays_within_the_widths_that_were_trained_and_spends_its_budget(width):
+    """Both failed once: groups went down to one unit, and networks used 89 % of their multiply-accumulates."""
+    model, data = cnn_model(first=40, second=60), image_data((30,) * 2)
+    method = FedCS(local=replace(LOCAL, rounds=10), warmup=1, shrink=0.3)
+    state, who = replace(method.init(model), round=1), client(1, width, 30)
+    update = method.perform(method.assign(state, who, model, Seeds(0)), data.client(1), model)
+    found = [int(update.metrics[f"{UNITS}{group}"]) for group in model.groups.elastic]
+    smallest = model.costs.counts(prefix(model.groups, as_width(0.35)))
+    assert all(count >= few for count, few in zip(found, smallest, strict=True))
+    cost = model.cost(model.costs.cut(tuple(found)))
+    allowed = model.cost(prefix(model.groups, as_width(width)))
+    assert 0.98 * allowed.macs <= cost.macs <= allowed.macs
+    assert cost.params <= allowed.params
+    assert update.metrics["share of budget"] == pytest.approx(cost.macs / allowed.macs)
+
+
+def test_a_device_below_the_narrowest_trained_width_is_refused_before_the_run():
+    model, method = cnn_model(first=12, second=20), FedCS(local=LOCAL, warmup=1)
+    with pytest.raises(FedtailorError, match="no network of width 7/20, the narrowest.*method.smallest"):
+        method.cut_for(method.init(model), Budget(width=0.2), model)
+    assert FedCS(local=LOCAL, warmup=1, smallest=0.2).cut_for(method.init(model), Budget(width=0.2), model)
+    assert FedCS(local=LOCAL, warmup=0).cut_for(method.init(model), Budget(width=0.2), model)
+    budgets = [Budget(width=1), Budget(width=0.2)]
+    assert method.for_fleet(budgets, model).cut_for(method.init(model), budgets[1], model)
+    assert method.for_fleet(budgets[:1], model).narrowest == as_width(0.35)
+    assert FedCS(local=LOCAL, warmup=1, smallest=0.5).for_fleet(budgets, model).narrowest == as_width(0.5)
+
+
+def test_a_warm_up_ends_early_when_the_super_network_has_learnt():
+    model, method = cnn_model(), FedCS(local=LOCAL, warmup=9, patience=2)
+    state = method.init(model)
+    for accuracy, goes_on in (
+        (0.3, True),
+        (0.32, True),
+        (0.325, True),
+        (0.33, True),
+        (0.335, True),
+        (0.3399, False),
+    ):
+        assert method.warming(state)
+        state = method.observe(state, {"1": {"global accuracy": accuracy, "global loss": 1.0}})
+        assert method.warming(state) == goes_on
+    assert method.assign(replace(state, round=6), client(), model, Seeds(0)).action == "search"
+    never = FedCS(local=LOCAL, warmup=9)
+    state = never.init(model)
+    for _ in range(8):
+        state = never.observe(state, {"1": {"global accuracy": 0.3, "global loss": 1.0}})
+    assert never.warming(state)
+    assert not never.warming(replace(state, round=9))
+
+
 def test_one_limit_alone_is_kept_too():
     model, data = cnn_model(first=12, second=20), image_data((12,))
     full = model.cost(Cut.everything())
@@ -210,7 +262,8 @@ def test_bad_settings_are_refused():
         ({"objective": "speed"}, "method.objective = 'speed': expected drop or drop_per_mac"),
         ({"min_channels": 0}, "method.min_channels"), ({"search_examples": 1}, "method.search_examples"),
         ({"smallest": 0}, "method.smallest"), ({"random_widths": -1}, "method.random_widths"),
-        ({"search_at_once": -1}, "method.search_at_once"),
+        ({"search_at_once": -1}, "method.search_at_once"), ({"patience": -1}, "method.patience"),
+        ({"judge": "taste"}, "method.judge = 'taste': expected loss or accuracy"),
     ):  # fmt: skip
         with pytest.raises(FedtailorError, match=text):
             FedCS(**wrong)

@@ -116,7 +116,7 @@ class Listening:
     [
         (FedPA(local=LOCAL, architectures=CROSSING), "equal", 2, set()),
         (FedUniform(local=LOCAL), "uniform-2", 2, set()),
-        (APFL(local=LOCAL, warmup=1), "uniform-2", 4, {"search"}),
+        (APFL(local=LOCAL, warmup=1), "uniform-2", 4, {"warm-up", "search"}),
     ],
 )
 def test_no_statistic_is_ever_uploaded(method, fleet, rounds, actions):

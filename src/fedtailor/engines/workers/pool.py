@@ -162,8 +162,8 @@ class WorkerPool:
 
     def _effort(self, task: Task) -> int:
         """How long a task takes, compared with others: a long one that starts last is what everyone waits for."""
-        train = task.action == "train"
-        cost = self.method.work(task, self.model) if train else self.model.cost(task.patch.cut)
+        measuring = task.action in ("calibrate", "evaluate")
+        cost = self.model.cost(task.patch.cut) if measuring else self.method.work(task, self.model)
         return cost.macs * task.client.num_examples
 
     def _busy(self) -> list[WorkerProcess]:

@@ -39,6 +39,6 @@ class APFL(FedCS):
         memory = state.memory
         trained = memory["stage"] == "fedpa"
         searched = memory["over"] or all(client in memory["architectures"] for client in clients)
-        if self.inherit or trained or state.round < self.warmup_rounds or not searched:
+        if self.inherit or trained or self.warming(state) or not searched:
             return state
         return replace(state, weights=model.weights())

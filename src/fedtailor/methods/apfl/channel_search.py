@@ -3,28 +3,27 @@
     while C(theta) > B:  theta <- the smaller theta^j of least accuracy drop        (APFL, Algorithm 1)
 
 Every step makes one group smaller by a share R. A *size* is the number of kept units of each elastic group, in order.
+Steps are coarse, and where parameters bind, multiply-accumulates are left over: the search then goes up again, until
+the budget is spent. Otherwise networks of different cost would be compared.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
-import torch
-
-from fedtailor.data.batches import Examples, batch_size
 from fedtailor.elasticity.costing.curves import Counts
-from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.patch import Patch
-from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running.layout import to_run
 from fedtailor.errors import FedtailorError
+from fedtailor.methods.apfl.judging import Judge
 
-BATCH = 512  # images that are evaluated at once, whose statistics norm layers use
+AMOUNTS = 8  # by which a group is tried to grow at the cost of another
+UNSPENT = 0.02  # the share of the multiply-accumulates that a search may leave over
 
-Score = Callable[[Counts], float]
+Choose = Callable[[Counts, Sequence[Counts]], Counts]  # of a size and what could follow it: what does
+Measure = Callable[[Counts], int]
 
 
 @dataclass(frozen=True)
@@ -45,107 +44,135 @@ class Shrinking:
         """
         kept = 1 - self.share
         wanted = min(-(-count * kept.numerator // kept.denominator), count - 1)
-        place = bisect_right(allowed, max(wanted, self.minimum))
+        place = bisect_right(allowed, max(wanted, self.minimum, allowed[0]))
         smaller = allowed[place - 1] if place else count
         return smaller if self.minimum <= smaller < count else None
 
+    def above(self, count: int, allowed: Sequence[int]) -> Sequence[int]:
+        """The larger numbers of units that a step may go back to, ascending: up to count / (1 - R), one at least.
 
-def prune(
-    start: Counts,
-    allowed: Sequence[Sequence[int]],
-    fits: Callable[[Counts], bool],
-    score: Score,
-    macs: Callable[[Counts], int],
-    shrinking: Shrinking,
-    per_mac: bool = False,
-) -> list[Counts]:
-    """All sizes from ``start`` to the first one that fits, each with one group smaller than the one before.
-
-    The group of least drop of the score is taken, or of least drop per saved multiply-accumulate. Ties go to the group
-    that saves more, then to the earlier one.
-    """
-    path = [start]
-    while not fits(path[-1]):
-        now = path[-1]
-        candidates = _smaller(now, allowed, shrinking)
-        if not candidates:
-            raise FedtailorError(
-                f"no channel group can shrink any more, and the network is still above its budget: it keeps "
-                f"{', '.join(map(str, now))} units, at least {shrinking.minimum} each; lower method.min_channels, or "
-                "give the device a larger budget"
-            )
-        before, cost = score(now), macs(now)
-
-        def loss(size: Counts, before: float = before, cost: int = cost) -> tuple[float, int]:
-            saved = cost - macs(size)
-            drop = before - score(size)
-            return (drop / max(1, saved) if per_mac else drop), -saved
-
-        path.append(min(candidates, key=loss))
-    return path
+        >>> Shrinking(Fraction(1, 10)).above(18, range(1, 41)), Shrinking(Fraction(1, 10)).above(4, (2, 4, 8))
+        (range(19, 21), (8,))
+        """
+        kept = 1 - self.share
+        first = bisect_right(allowed, count)
+        last = bisect_right(allowed, count * kept.denominator // kept.numerator)
+        return allowed[first : max(last, first + 1)]
 
 
-def _smaller(now: Counts, allowed: Sequence[Sequence[int]], shrinking: Shrinking) -> list[Counts]:
-    """For each group that can shrink, the size with this group smaller; the others keep what they have."""
-    next_counts = (shrinking.below(count, each) for count, each in zip(now, allowed, strict=True))
-    return [
-        (*now[:group], count, *now[group + 1 :])
-        for group, count in enumerate(next_counts)
-        if count is not None
-    ]
+@dataclass(frozen=True)
+class Search:
+    """Sizes that a cut may have, and what they may cost."""
+
+    allowed: Sequence[Sequence[int]]  # for each group the numbers of units that a cut may keep
+    fits: Callable[[Counts], bool]
+    macs: Measure
+    shrinking: Shrinking
+
+    def down(self, start: Counts, choose: Choose) -> list[Counts]:
+        """All sizes from ``start`` to the first one that fits, each with one group smaller than the one before."""
+        path = [start]
+        while not self.fits(path[-1]):
+            candidates = self._smaller(path[-1])
+            if not candidates:
+                raise FedtailorError(
+                    f"no channel group can shrink any more, and the network is still above its budget: it keeps "
+                    f"{', '.join(map(str, path[-1]))} units; lower method.smallest (and method.min_channels), or give "
+                    "the device a larger budget"
+                )
+            path.append(choose(path[-1], candidates))
+        return path
+
+    def up(self, start: Counts, enough: float, choose: Choose) -> list[Counts]:
+        """From a size that fits to one that spends enough multiply-accumulates, or to where no step is left.
+
+        Each size spends more than the one before. A group that cannot grow because another limit binds may grow at the
+        cost of the group that pays with the fewest multiply-accumulates.
+        """
+        path = [start]
+        while self.macs(path[-1]) < enough:
+            candidates = self._larger(path[-1])
+            if not candidates:
+                break
+            path.append(choose(path[-1], candidates))
+        return path
+
+    def _smaller(self, now: Counts) -> list[Counts]:
+        """For each group that can shrink, the size with this group smaller; the others keep what they have."""
+        next_counts = (
+            self.shrinking.below(count, each) for count, each in zip(now, self.allowed, strict=True)
+        )
+        return [_with(now, group, count) for group, count in enumerate(next_counts) if count is not None]
+
+    def _larger(self, now: Counts) -> list[Counts]:
+        """For each group that can grow, the size with this group as much larger as fits within one step."""
+        found = []
+        for group, count in enumerate(now):
+            more = self.shrinking.above(count, self.allowed[group])
+            fitting = self._fitting(now, group, more)
+            if fitting:
+                found.append(_with(now, group, more[fitting - 1]))
+            else:
+                tried = more[
+                    :: max(1, len(more) // AMOUNTS)
+                ]  # one unit may cost more than it brings, ten may not
+                offers = (offer for count in tried for offer in self._paid(_with(now, group, count), group))
+                best = max(offers, key=self.macs, default=now)
+                found += [best] if self.macs(best) > self.macs(now) else []
+        return found
+
+    def _paid(self, wanted: Counts, grown: int) -> Iterator[Counts]:
+        """A size that is too large, made to fit by one other group: for each that can pay, with as little as it can."""
+        for group, count in enumerate(wanted):
+            less = self.allowed[group][: bisect_left(self.allowed[group], count)]
+            fitting = 0 if group == grown else self._fitting(wanted, group, less)
+            if fitting:
+                yield _with(wanted, group, less[fitting - 1])
+
+    def _fitting(self, size: Counts, group: int, counts: Sequence[int]) -> int:
+        """How many of ascending numbers of units of one group fit: what costs less than one that fits, fits."""
+        return bisect_left(counts, True, key=lambda count: not self.fits(_with(size, group, count)))
 
 
-@dataclass
-class LocalScore:
-    """The accuracy of sub-networks on a client's examples, each size once.
-
-    Norm layers use the statistics of the batch, so that every size is calibrated on the data it is judged by. A model
-    whose metrics know no accuracy is judged by its loss.
-    """
-
-    model: ElasticModel
-    patch: Patch  # the full super-network
-    data: Examples
-    found: dict[Counts, dict[str, float]] = field(default_factory=dict)
-    macs: int = 0  # spent, over all examples
-
-    def __post_init__(self) -> None:
-        places = torch.arange(len(self.data)).split(BATCH)
-        if len(places) > 1 and len(places[-1]) == 1:  # one example has no variance
-            places = (*places[:-2], torch.cat(places[-2:]))
-        self.batches = [self.data.take(chosen) for chosen in places]
-
-    def __call__(self, size: Counts) -> float:
-        values = self.metrics(size)
-        return values.get("accuracy", -values["loss"])
-
-    @torch.no_grad()
-    def metrics(self, size: Counts) -> dict[str, float]:
-        """Mean loss and metrics of a size."""
-        if size not in self.found:
-            cut = self.model.costs.cut(size)
-            weights = to_run(self.model, self.model.narrow(self.patch, cut)).values
-            totals: dict[str, float] = {}
-            for batch in self.batches:
-                output = self.model.forward(weights, cut, batch, mode="calibrate")
-                values = {"loss": self.model.objective.loss(output, batch).item()}
-                for name, metric in self.model.objective.metrics.items():
-                    values[name] = float(metric(output, batch))
-                for name, value in values.items():
-                    totals[name] = totals.get(name, 0.0) + value * batch_size(batch)
-            self.found[size] = {name: total / len(self.data) for name, total in totals.items()}
-            self.macs += self.model.costs.measure("macs", size) * len(self.data)
-        return self.found[size]
+def _with(size: Counts, group: int, count: int) -> Counts:
+    return (*size[:group], count, *size[group + 1 :])
 
 
 def searched(
-    score: LocalScore, fits: Callable[[Cut], bool], shrinking: Shrinking, align: int, *, per_mac: bool
+    judge: Judge,
+    limits: Mapping[str, int | Fraction],
+    least: Counts,
+    share: Fraction,
+    align: int,
+    *,
+    per_mac: bool,
 ) -> tuple[Counts, int]:
-    """The first size that fits on the way down from the full network, and how many steps led there."""
-    costs = score.model.costs
+    """A size within the limits that spends its multiply-accumulates, and how many steps led there.
+
+    No group falls below its ``least`` number of units. Ties go to the size that is nearest to the budget.
+    """
+    costs = judge.model.costs
     costs.record("macs")
-    path = prune(
-        costs.full, costs.members(align), lambda size: fits(costs.cut(size)), score,
-        lambda size: costs.measure("macs", size), shrinking, per_mac,
-    )  # fmt: skip
-    return path[-1], len(path) - 1
+
+    def macs(size: Counts) -> int:
+        return costs.measure("macs", size)
+
+    def fits(size: Counts) -> bool:
+        return all(costs.measure(name, size) <= limit for name, limit in limits.items())
+
+    def choose(now: Counts, candidates: Sequence[Counts], sign: int) -> Counts:
+        def changed(size: Counts) -> float:
+            return sign * (macs(size) - macs(now))
+
+        def price(size: Counts) -> float:
+            return max(1.0, changed(size)) if per_mac else 1.0
+
+        return judge.best(now, candidates, prefer=changed, price=price)
+
+    members = costs.members(align)
+    allowed = [each[bisect_left(each, few) :] for each, few in zip(members, least, strict=True)]
+    search = Search(allowed, fits, macs, Shrinking(share))
+    down = search.down(costs.full, partial(choose, sign=-1))
+    enough = float(limits["macs"]) * (1 - UNSPENT) if "macs" in limits else 0.0
+    up = search.up(down[-1], enough, partial(choose, sign=1)) if len(down) > 1 else down
+    return up[-1], len(down) + len(up) - 2

@@ -8,6 +8,7 @@ wider in one layer and narrower in another. FedUniform is FedPA with one width f
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import ClassVar
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
-from fedtailor.elasticity.costing.fitting import fit, meets
+from fedtailor.elasticity.costing.fitting import absolute_limits, fit
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width, prefix
@@ -50,14 +51,19 @@ class PartialAggregation(Method):
         False  # before a client's network is used, measure its statistics for the merged weights
     )
 
-    def affordable(self, cut: Cut, budget: Budget, model: ElasticModel) -> bool:
-        """C(theta) <= B for every limit; a width stands for the FLOPs and parameters of that width in all layers."""
-        if not meets(model.costs, cut, budget, self.workload):
-            return False
+    def limits(self, budget: Budget, model: ElasticModel) -> dict[str, int | Fraction]:
+        """What a network may cost; a width stands for the FLOPs and parameters of that width in all layers."""
+        limits = absolute_limits(model.costs, budget, self.workload)
         if budget.width is None:
-            return True
-        allowed, cost = model.cost(prefix(model.groups, as_width(budget.width), self.align)), model.cost(cut)
-        return cost.macs <= allowed.macs and cost.params <= allowed.params
+            return limits
+        cost = model.cost(prefix(model.groups, as_width(budget.width), self.align))
+        of_width = {"macs": cost.macs, "params": cost.params}
+        return limits | {name: min(limit, limits.get(name, limit)) for name, limit in of_width.items()}
+
+    def affordable(self, cut: Cut, budget: Budget, model: ElasticModel) -> bool:
+        """C(theta) <= B for every limit."""
+        limits = self.limits(budget, model)
+        return all(model.costs.of_limit(name, cut, self.workload) <= limit for name, limit in limits.items())
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Train on the statistics of the last time; they go into the client's memory, and nowhere else."""
