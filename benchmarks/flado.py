@@ -5,13 +5,15 @@
 Transform: 11 million numbers, processor seconds of one thread, and the growth of the resident set in a fresh process.
 Steps: a client holds the whole network; each step draws, gathers, runs forward and backward, and writes back. Dense and
 sparse steps alternate on one thread, so that a busy machine slows both; lower quartiles of wall time are compared.
-Alignment: the seconds of ``prepare`` beside those of the local steps of the same round.
+Alignment: rounds of one client with alignment and without (UniProb) in turn, medians of processor time; estimates by
+passes of their own are made in every round and counted for the share of the local steps that is the default.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import statistics
 import subprocess
 import sys
 import time
@@ -28,16 +30,19 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Client
-from fedtailor.methods.flado.alignment import PASSES
+from fedtailor.methods.flado.aligning import ESTIMATORS
+from fedtailor.methods.flado.alignment import trained_names
 from fedtailor.methods.flado.flado import Flado
 from fedtailor.methods.flado.sketch import Transform
 from fedtailor.methods.flado.trajectory import SEED, SKETCH
+from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
 
 NUMBERS = 11_000_000
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 LOCAL = LocalTraining(lr=0.01, batch_size=32)
+EXAMPLES, REPEATS = 600, 7  # of a client; rounds that are measured
 SHAPES = {"lenet5": (1, 28, 28), "vgg9": (3, 32, 32), "resnet18": (3, 32, 32)}
 
 
@@ -117,39 +122,50 @@ def measure_steps(name: str, repeats: int) -> dict[str, Any]:
 
 
 def measure_alignment(name: str) -> list[dict[str, Any]]:
-    """One client's round at a third of the FLOPs: one estimate beside 19 local steps."""
+    """One client's rounds at a third of the FLOPs, with and without alignment at the default share, interleaved."""
     model = network(name)
-    examples = Examples.of(torch.randn(600, *SHAPES[name]), torch.arange(600) % 10)
+    examples = Examples.of(torch.randn(EXAMPLES, *SHAPES[name]), torch.arange(EXAMPLES) % 10)
+    client = Client(0, "tier", Budget(macs=0.34), EXAMPLES)
+    steps, plain = LOCAL.steps_for(EXAMPLES), UniProb(LOCAL)
     rows = []
-    for estimator in PASSES:
-        method = Flado(LOCAL, estimator=estimator, alignment_share=1 / 19)  # type: ignore[arg-type]
-        client = Client(0, "tier", Budget(macs=0.34), 600)
-        state = method.init(model)
-        state = replace(state, memory={SKETCH: torch.randn(method.sketch), SEED: 1})
-        task = method.assign(state, client, model, Seeds(0))
-        method.prepare(task, examples, model)
-        started = time.process_time()
-        prepared = method.prepare(task, examples, model)
-        alignment = time.process_time() - started
-        steps = LocalSteps(method, prepared, model)
-        batch = examples.take(torch.arange(32))
-        steps.take(0, batch)
-        started = time.process_time()
-        for step in range(1, 20):
-            steps.take(step, batch)
-        local = time.process_time() - started
+    for estimator in ESTIMATORS:
+        # An estimate by passes is due in one of several rounds: a client with one in every round shows what it takes.
+        often = 1.0 if estimator == "update" else 1 / steps
+        method = Flado(LOCAL, estimator=estimator, alignment_share=often)  # type: ignore[arg-type]
+        numbers = sum(model.weights()[each].numel() for each in trained_names(model))
+        travelled = {SKETCH: torch.randn(min(method.sketch, numbers)), SEED: 1}
+        with_it, without = [], []
+        for round in range(REPEATS + 1):
+            for taken, each, memory in ((with_it, method, travelled), (without, plain, {})):
+                state = replace(each.init(model), round=round, memory=memory)
+                task = each.assign(state, client, model, Seeds(0))
+                started = time.process_time()
+                each.perform(task, examples, model)
+                taken.append(time.process_time() - started)
+        share = 1.0 if estimator == "update" else Flado().alignment_share * steps
+        more = statistics.median(with_it[1:]) / statistics.median(without[1:]) - 1
+        default = Flado(LOCAL, estimator=estimator)  # type: ignore[arg-type]
+        state = replace(default.init(model), memory=travelled)
+        task = default.assign(state, client, model, Seeds(0))
+        bare = plain.assign(plain.init(model), client, model, Seeds(0))
         counted = (
-            method.work(task, model).macs / method.work(replace(task, patch=prepared.patch), model).macs - 1
+            default.work(task, model).macs / plain.work(plain.prepare(bare, examples, model), model).macs - 1
         )
         rows.append(
             {
-                "network": name, "estimator": estimator,
-                "alignment_seconds": round(alignment, 4), "local_seconds_19_steps": round(local, 4),
-                "overhead_seconds": round(alignment / local, 3), "overhead_counted_macs": round(counted, 3),
+                "network": name, "estimator": estimator, "steps_in_a_round": steps,
+                "round_seconds": round_to(statistics.median(with_it[1:])),
+                "uniprob_seconds": round_to(statistics.median(without[1:])),
+                "overhead_seconds": round_to(more * share), "overhead_counted_macs": round_to(counted),
             }
         )  # fmt: skip
         print(rows[-1], flush=True)
     return rows
+
+
+def round_to(value: float) -> float:
+    """Three digits behind the point."""
+    return float(f"{value:.3f}")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
 
-Scaling = Literal["none", "train", "eval"]
+Scaling = Literal["none", "train", "eval", "layer"]
 SCALINGS = ("none", "train", "eval")
 
 

@@ -45,6 +45,7 @@ class UniProb(Method):
 
     honours: ClassVar[frozenset[str] | None] = frozenset({"width", "macs"})  # everyone holds the full model
     inactive: ClassVar[Literal["held", "active"]] = "active"  # a channel that was not drawn rests
+    scalings: ClassVar[tuple[str, ...]] = SCALINGS
 
     norm: Policy = "static"
     scaling: Scaling = (
@@ -57,8 +58,8 @@ class UniProb(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scaling not in SCALINGS:
-            raise unknown("scaling", self.scaling, SCALINGS)
+        if self.scaling not in self.scalings:
+            raise unknown("scaling", self.scaling, self.scalings)
         require(0 <= self.sparse_start <= 1, "method.sparse_start", self.sparse_start, "a number from 0 to 1")
 
     def init(self, model: ElasticModel) -> ServerState:
@@ -99,20 +100,30 @@ class UniProb(Method):
         scale = None
         if cut != task.patch.cut:
             probabilities = self.probabilities(task, model)
-            scale = self.scale(probabilities, cut, weights, model) if self.scaling == "train" else None
+            scale = self.scale(probabilities, cut, weights, model)
             weights = slowed(weights, probabilities, cut, model) if self.slowed_filters else weights
         return model.forward(weights, cut, batch, mode="train", scale=scale)
 
     def scale(
         self, probabilities: Vector, cut: Cut, weights: Mapping[str, Tensor], model: ElasticModel
-    ) -> Scale:
-        """1 / p for the outputs of every layer that makes channels."""
-        first = float(probabilities[0])
-        if (probabilities == first).all():
-            elastic = set(model.groups.elastic)
-            return {layer: 1 / first for layer, made in model.groups.producers.items() if elastic & set(made)}
+    ) -> Scale | None:
+        """The factors of the outputs of every layer that makes channels, if training has any."""
+        divisors = self.divisors(torch.from_numpy(probabilities), model)
+        if divisors is None:
+            return None
+        slices, even = model.units.slices, dict[str, float]()
+        for layer, made in model.groups.producers.items():
+            if parts := [divisors[slices[group]] for group in made if group in slices]:
+                low, high = min(float(part.min()) for part in parts), max(float(part.max()) for part in parts)
+                even[layer] = 1 / low if low == high else 0.0
+        if all(even.values()):
+            return even  # one number for each layer: no vectors to gather in every step
         like = next(weight for weight in weights.values() if weight.is_floating_point())
-        return model.units.on_outputs(torch.from_numpy(1 / probabilities).to(like), cut)
+        return model.units.on_outputs((1 / divisors).to(like), cut)
+
+    def divisors(self, probabilities: Tensor, model: ElasticModel) -> Tensor | None:
+        """What the outputs of drawn units are divided by in training: their probability, or nothing."""
+        return probabilities if self.scaling == "train" else None
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Evaluation must know how often a unit was there: only where it is scaled by that, clients say so."""

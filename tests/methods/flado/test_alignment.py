@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch, gather
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.methods.flado import alignment as module_under_test
 from fedtailor.methods.flado.alignment import (
@@ -27,7 +27,7 @@ from fedtailor.methods.flado.alignment import (
     unit_sums,
 )
 from fedtailor.methods.flado.flado import Flado
-from fedtailor.methods.flado.following import Following
+from fedtailor.methods.flado.following import followed
 from fedtailor.methods.flado.sketch import cosine
 from fedtailor.seeds import Seeds
 from helpers import client, images, vectors
@@ -263,36 +263,29 @@ def test_the_expected_slope_is_the_derivative_of_its_closed_form(power):
         assert slope[unit] == pytest.approx((closed(p + aside) - closed(p - aside)) / 2e-6, abs=1e-6)
 
 
-def test_steps_of_training_say_what_a_pass_would_say():
-    """Sums over watched steps: each drawn unit's product with the update and its square, and those of all others."""
-    method, model = Flado(slowed_filters=True), model_of("relu")
-    toward = some_direction(model)
-    following = Following(toward, model)
-    masks = ([0, 1, 4], [1, 2, 4])
-    expected_along, expected_squares = np.zeros(UNITS + 1), np.zeros(UNITS + 1)
-    p = np.linspace(0.3, 0.8, UNITS)
-    for mask in masks:
-        drawn = drawn_of(model, mask)
-        alignment = alignment_of("relu", method, toward)
-        steps = alignment.steps(alignment.at(drawn), drawn, torch.from_numpy(p))
-        piece = alignment._split(torch.cat([toward[n].reshape(-1) for n in trained_names(model)]), drawn)
-        expected_along += unit_sums({n: -g * piece[n] for n, g in steps.items()}, drawn, model)
-        expected_squares += unit_sums({n: g * g for n, g in steps.items()}, drawn, model)
-        task = method.assign(method.init(model), client(), model, Seeds(0))
-        task = replace(task, memory={"probabilities": torch.from_numpy(p)}, prepared={"following": following})
-        leaves = {n: w.clone().requires_grad_() for n, w in alignment.at(drawn).items()}
-        batch = batch_of("relu")
-        method.loss(
-            [method.forward(leaves, drawn, batch, task, model)], [leaves], batch, task, model
-        ).backward()
-    assert following.steps == 2
-    assert following.draws.tolist() == [1, 2, 1, 0, 2]
-    assert following.along == pytest.approx(expected_along, abs=1e-10)
-    assert following.squares == pytest.approx(expected_squares, abs=1e-10)
-    slope = following.slope(p, method.power)
-    assert slope[3] == 0  # never drawn: no news
-    assert np.abs(slope[[0, 1, 2, 4]]).min() > 0
-    assert -1 <= following.cosine <= 1
+def test_an_update_says_what_its_units_did():
+    """One step of three drawn units: their products with the trajectory and their squares, and those of all others."""
+    method, model = Flado(), model_of("relu")
+    toward, before, p = some_direction(model), model.weights(), np.linspace(0.3, 0.8, UNITS)
+    alignment, drawn = alignment_of("relu", method, toward), drawn_of(model, [0, 1, 4])
+    step = alignment.steps(alignment.at(drawn), drawn, torch.from_numpy(p))
+    whole = alignment._split(torch.cat([toward[n].reshape(-1) for n in trained_names(model)]), drawn)
+    along = unit_sums({n: -g * whole[n] for n, g in step.items()}, drawn, model)
+    squares = unit_sums({n: g * g for n, g in step.items()}, drawn, model)
+    after = model.place(
+        before, Patch({n: gather(before[n], model.table(drawn)[n]) - g for n, g in step.items()}, drawn)
+    )
+    length = sum(float(part.square().sum()) for part in toward.values()) ** 0.5
+    slope, cosine = followed(before, after, toward, length, p, 1, method.power, model)
+    often = np.append(p, 1)
+    assert slope == pytest.approx(expected_slope(p, along / often, squares / often, method.power) / length)
+    assert slope[[2, 3]].tolist() == [0, 0]  # never drawn: no news
+    assert np.abs(slope[[0, 1, 4]]).min() > 0
+    flat = [
+        torch.cat([(after[n] - before[n]).reshape(-1) for n in toward]),
+        torch.cat([v.reshape(-1) for v in toward.values()]),
+    ]
+    assert cosine == pytest.approx(float(torch.cosine_similarity(*flat, dim=0)))
 
 
 def test_a_vector_goes_back_to_its_tensors():

@@ -97,7 +97,7 @@ def test_without_alignment_steps_it_is_uniprob_bit_for_bit():
     assert [record.training for record in ours.records] == [record.training for record in theirs.records]
 
 
-@pytest.mark.parametrize("estimator", ["steps", "hessian", "score", "surrogate"])
+@pytest.mark.parametrize("estimator", ["update", "hessian", "score", "surrogate"])
 def test_every_estimator_moves_probabilities_at_the_budget(estimator):
     model, data = cnn_model(8, 12), image_data((6, 9, 4))
     method = Flado(LOCAL, estimator=estimator, alignment_share=0.5, sketch=64)
@@ -139,7 +139,7 @@ def test_only_k_numbers_and_a_seed_travel_and_the_client_uses_the_servers_transf
     assert isinstance(received.transform, Transform)
 
 
-@pytest.mark.parametrize("estimator", ["surrogate", "steps"])
+@pytest.mark.parametrize("estimator", ["surrogate", "update"])
 def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do(estimator):
     """The trajectory is the client's own descent on three of eight channels; the sign decides who gains."""
     model = mlp_model(hidden=8)
@@ -160,12 +160,12 @@ def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do
     state = method.merge(before, updates, model)
     who = replace(client(0, examples=24), budget=Budget(macs=0.4))
     task = method.assign(replace(state, weights=model.weights()), who, model, Seeds(0))
-    for _ in range(20 if estimator == "steps" else 1):  # a step sees the channels that it drew
+    for _ in range(20 if estimator == "update" else 1):  # a step sees the channels that it drew
         memory = method.perform(task, data, model).memory
         task = replace(task, memory=memory, round=task.round + 1)
     p = memory["probabilities"].numpy()
     assert p[:3].min() > np.median(p[3:])  # a channel without any gradient turns no step aside: it may stay
-    assert p[:3].mean() > p[3:].mean() + (0.3 if estimator == "steps" else 0.02)
+    assert p[:3].mean() > p[3:].mean() + (0.3 if estimator == "update" else 0.02)
 
 
 def test_probabilities_stay_with_the_client_from_round_to_round():

@@ -21,7 +21,9 @@ def test_a_budget_is_kept_to_first_order_and_exactly_after_projection():
     slope = np.array([1.0, 0.5, -0.2, 0.3, -1.0])
     free = free_of_cost(slope, p, model)
     assert float(prices(p, model) @ free) == pytest.approx(0, abs=1e-6 * np.abs(prices(p, model)).max())
-    moved = method.moved({"probabilities": torch.from_numpy(p)}, slope, budget, model)["probabilities"].numpy()
+    moved = method.moved({"probabilities": torch.from_numpy(p)}, slope, budget, model)[
+        "probabilities"
+    ].numpy()
     assert (np.sign(moved - p) == np.sign(free)).all()
     assert np.abs(moved - p).max() <= 2 * 0.05
     cost = expected_macs(model.costs, model.units.by_group(moved))

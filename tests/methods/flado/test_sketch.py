@@ -34,7 +34,7 @@ def test_hadamard_is_the_matrix_of_signs(bits):
 
 
 @pytest.mark.parametrize("size", [63, 1000, 40_000])
-@pytest.mark.parametrize("rows", [256, 1024])
+@pytest.mark.parametrize("rows", [256, 1024, 16384])
 def test_cosines_stay_within_four_over_the_root_of_k(size, rows):
     for seed in range(5):
         one, other = pair(size, seed)

@@ -95,7 +95,7 @@ def uniform_probability(costs: ModelCosts, budget: Budget) -> float:
 def project(costs: ModelCosts, probabilities: Vector, budget: Budget, smallest: float = 0.0) -> Vector:
     """The probabilities times a common factor, held within [``smallest``, 1], at exactly the budget's cost.
 
-    The cost never falls as the factor grows, so halving finds it; a point that has the right cost stays as it is.
+    The cost never falls as the factor grows, so there is one; a point that has the right cost stays as it is.
     """
     fine = (probabilities >= 0) & (probabilities <= 1)
     if probabilities.shape != (costs.pieces.units.total,) or not fine.all():
@@ -128,10 +128,10 @@ def project(costs: ModelCosts, probabilities: Vector, budget: Budget, smallest: 
         raise FedtailorError(
             f"{budget}: probabilities of zero cannot be raised to this cost; expected more units above 0"
         )
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(scaled(middle)) <= allowed else (low, middle)
-    return scaled(low)
+    from scipy.optimize import brentq  # slow to import, and only Flado's clients need it
+
+    factor = brentq(lambda factor: cost(scaled(factor)) - allowed, low, high, xtol=1e-15, maxiter=HALVINGS)
+    return scaled(factor)
 
 
 def allowed_macs(costs: ModelCosts, budget: Budget) -> float:

@@ -14,7 +14,7 @@ biased, because networks with kinks are not linear in a gate. Three estimates by
 - ``hessian``: straight through the draw, on the full network under a mask, so that units that were not drawn count too.
 - ``surrogate``: u is taken for b s f times the step of the full network: a closed form, and no second derivative.
 
-``following`` has a fourth that takes what it needs from the steps of local training.
+``following`` has a fourth that takes what it needs from the client's update.
 """
 
 from __future__ import annotations

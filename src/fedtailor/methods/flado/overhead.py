@@ -17,14 +17,14 @@ def alignment_macs(
 ) -> float:
     """Multiply-accumulates of alignment for one example of a client's round, on average over rounds.
 
-    ``steps`` takes the transform once, of ``padded`` numbers, and two products for each number of a drawn network in
-    every local step; the others make an estimate for a ``share`` of the steps.
+    ``update`` takes the transform once, of ``padded`` numbers, and two products for each number of the update; the
+    others make an estimate for a ``share`` of the steps.
     """
     whole, examples = model.cost(Cut.everything()), client.num_examples
     full = float(whole.macs)
     drawn, steps = min(full, allowed_macs(model.costs, client.budget)), local.steps_for(examples)
-    if estimator == "steps":
-        total = padded * math.log2(padded) + steps * 2 * whole.params * drawn / full
+    if estimator == "update":
+        total = padded * math.log2(padded) + 2 * whole.params
     else:
         batch = min(local.batch_size, examples)
         total = share * steps * estimate_macs(estimator, drawn * batch, full * batch, padded)

@@ -1,8 +1,8 @@
 """How a client's probabilities move: along what it has come to know of the slope, at the cost that its budget allows.
 
-Symbols: p = probabilities, one per unit; F(p) = expected multiply-accumulates. An estimate of the slope is mostly noise,
-and units whose gradients are large have most of it. So a unit moves by Adam's rule (Kingma, Ba, ICLR 2015): as far as
-its estimates agree with each other, not as far as the largest of them reaches.
+Symbols: p = probabilities, one per unit; F(p) = expected multiply-accumulates. An estimate of the slope is mostly
+noise, and units whose gradients are large have most of it. So a unit moves by Adam's rule (Kingma, Ba, ICLR 2015): as
+far as its estimates agree with each other, not as far as the largest of them reaches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from fedtailor.elasticity.cutting.unit_vectors import Vector
 from fedtailor.elasticity.model import ElasticModel
 
 CLIENTS, TABLE = "clients", "probabilities/"  # names of tables about a finished run
-MEAN, SQUARE, ESTIMATES = "mean slope", "mean squared slope", "estimates"  # what a client remembers of the slope
+MEAN, SQUARE, ESTIMATES = (
+    "mean slope",
+    "mean squared slope",
+    "estimates",
+)  # what a client remembers of the slope
 SLOW = 0.99  # how much of the squared slope stays when a new estimate comes in, Adam's second beta
 ASIDE = 1e-4  # by which a probability is moved to see what it costs
 
@@ -51,13 +55,17 @@ class Known:
         """The mean slope of every unit over its usual size: about 1 where all estimates agree, near 0 where none do."""
         mean = self.mean / (1 - persistence**self.estimates)
         size = np.sqrt(self.square / (1 - SLOW**self.estimates))
-        return np.divide(mean, size, out=np.zeros_like(mean), where=size > 0)
+        return np.asarray(np.divide(mean, size, out=np.zeros_like(mean), where=size > 0))
 
     @property
     def memory(self) -> dict[str, Tensor]:
         """As a client keeps it."""
         estimates = torch.tensor(self.estimates, dtype=torch.float64)
-        return {MEAN: torch.from_numpy(self.mean), SQUARE: torch.from_numpy(self.square), ESTIMATES: estimates}
+        return {
+            MEAN: torch.from_numpy(self.mean),
+            SQUARE: torch.from_numpy(self.square),
+            ESTIMATES: estimates,
+        }
 
 
 def free_of_cost(direction: Vector, p: Vector, model: ElasticModel) -> Vector:

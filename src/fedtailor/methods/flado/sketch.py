@@ -22,7 +22,7 @@ from fedtailor.errors import FedtailorError, require
 
 DIGIT = 6  # bits of the index that one pass over the data transforms: 64 numbers with 64
 CHUNK = 1 << 16  # numbers that are transformed at once: small enough for a processor's cache
-NONZEROS = 64  # expected entries of a row of P, at least
+ENTRIES = 1 << 17  # of P that are expected in all, at least one in a row
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Transform:
 
     @property
     def density(self) -> float:
-        """q, the share of P's entries that are not zero: of the order log(d)^2 / d."""
-        return min(1.0, max(NONZEROS, math.log(self.padded) ** 2) / self.padded)
+        """q, the share of P's entries that are not zero: a sketch of more numbers needs fewer in each row."""
+        return min(1.0, max(ENTRIES / self.rows, 1.0) / self.padded)
 
     def __call__(self, parts: Iterable[Tensor]) -> Tensor:
         """J z for the vector z that consists of the numbers of these tensors, one after the other."""

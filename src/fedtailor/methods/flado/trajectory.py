@@ -1,10 +1,11 @@
-"""The last global update as it travels: k numbers beside the weights, and the seed of the transform that made them."""
+"""The global trajectory as it travels: k numbers beside the weights, and the seed of the transform that made them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fedtailor.elasticity.cutting.names import tagged
 from fedtailor.elasticity.cutting.patch import Patch
@@ -15,17 +16,28 @@ from fedtailor.methods.flado.alignment import Trajectory, by_tensor, sketched, t
 from fedtailor.methods.flado.sketch import Transform
 
 SKETCH, SEED = tagged("trajectory", "sketch"), tagged("trajectory", "seed")
+PATH = "trajectory"  # what the server remembers of it
 
 
-def remembering(after: ServerState, before: ServerState, rows: int, model: ElasticModel) -> ServerState:
-    """The state with a sketch of what the round moved, by the transform whose seed is the round's number."""
+def remembering(
+    after: ServerState, before: ServerState, rows: int, memory: float, model: ElasticModel
+) -> ServerState:
+    """The state with a sketch of where it has been going, by the transform whose seed is the round's number.
+
+    That is a running mean of what rounds moved, of which ``memory`` stays when a new one comes in.
+    """
     names = trained_names(model)
     moved = {name: after.weights[name] - before.weights[name] for name in names}
     if not any(bool(value.any()) for value in moved.values()):
         return after  # nobody answered: the last direction still stands
-    seed = before.round + 1
-    sketch = sketched(names, moved, rows, seed).sketch.float()
-    return replace(after, memory={**after.memory, SKETCH: sketch, SEED: seed})
+    seed, kept = before.round + 1, dict[str, Tensor]()
+    if memory > 0:
+        fresh = torch.cat([value.reshape(-1) for value in moved.values()])
+        kept[PATH] = memory * before.memory[PATH] + (1 - memory) * fresh if PATH in before.memory else fresh
+        moved = by_tensor(kept[PATH], after.weights, model)
+    numbers = sum(value.numel() for value in moved.values())
+    sketch = sketched(names, moved, min(rows, numbers), seed).sketch.float()
+    return replace(after, memory={**after.memory, **kept, SKETCH: sketch, SEED: seed})
 
 
 def with_trajectory(task: Task, state: ServerState) -> Task:
