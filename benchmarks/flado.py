@@ -134,7 +134,7 @@ def measure_alignment(name: str) -> list[dict[str, Any]]:
         method = Flado(LOCAL, estimator=estimator, alignment_share=often)  # type: ignore[arg-type]
         numbers = sum(model.weights()[each].numel() for each in trained_names(model))
         travelled = {SKETCH: torch.randn(min(method.sketch, numbers)), SEED: 1}
-        with_it, without = [], []
+        with_it, without = list[float](), list[float]()
         for round in range(REPEATS + 1):
             for taken, each, memory in ((with_it, method, travelled), (without, plain, {})):
                 state = replace(each.init(model), round=round, memory=memory)

@@ -524,9 +524,9 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
 
     def twice() -> None:
         with stop_requests() as request:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # to this thread: another one might take it up after the block
             assert request.number == signal.SIGINT
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
