@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -36,10 +36,12 @@ def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_script_lists_its_commands(paper):
-    command = [sys.executable, "-m", f"reproduce.{paper}.run", "--list"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+def test_a_script_lists_its_commands(paper, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["run", "--list"])
+    runpy.run_path(str(ROOT / "reproduce" / paper / "run.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
     assert lines
     assert all(line.startswith(("fedtailor compare ", "fedtailor run ")) for line in lines)
 

@@ -97,10 +97,12 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
     assert rows[0]["train_loss"] == lines[2]["train_loss"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [slow_if(name, "efd", "federated-dropout", "fedrolex", "uniprob", "fedcs") for name in method_names()],
-)
+LIKE_OTHERS = (
+    "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "splitmix", "uniprob",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [slow_if(name, *LIKE_OTHERS) for name in method_names()])
 def test_a_worker_killed_in_the_middle_changes_nothing(name, pools):
     engine = Killing(As(pools[2], name), pools[2])
     assert_same(reference(name), rounds(name, engine))
