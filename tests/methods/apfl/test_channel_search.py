@@ -34,8 +34,8 @@ def test_a_group_loses_a_share_and_at_least_one_unit(share):
 def test_only_sizes_that_a_cut_may_keep_and_never_below_the_minimum():
     assert Shrinking(Fraction(1, 10)).below(32, (8, 16, 24, 32)) == 24  # 29 is no multiple of 8
     assert Shrinking(Fraction(1, 10)).below(8, (8, 16)) is None
-    assert Shrinking(Fraction(1, 2), 8).below(10, range(1, 11)) == 8
-    assert Shrinking(Fraction(1, 2), 8).below(8, range(1, 11)) is None
+    assert Shrinking(Fraction(1, 2)).below(10, range(8, 11)) == 8
+    assert Shrinking(Fraction(1, 2)).below(8, range(8, 11)) is None
 
 
 def path(start, budget, score, share=Fraction(1, 10), weights=None, minimum=1, per_mac=False):

@@ -28,10 +28,9 @@ Measure = Callable[[Counts], int]
 
 @dataclass(frozen=True)
 class Shrinking:
-    """How a group becomes smaller: by a share R, to a number that a cut may keep, at least ``minimum``."""
+    """How a group becomes smaller: by a share R, to a number that is ``allowed``, of which the first is the least."""
 
     share: Fraction  # R
-    minimum: int = 1
 
     def below(self, count: int, allowed: Sequence[int]) -> int | None:
         """The next smaller number of units, ceil(count * (1 - R)) where that is smaller; None if there is none.
@@ -44,9 +43,8 @@ class Shrinking:
         """
         kept = 1 - self.share
         wanted = min(-(-count * kept.numerator // kept.denominator), count - 1)
-        place = bisect_right(allowed, max(wanted, self.minimum, allowed[0]))
-        smaller = allowed[place - 1] if place else count
-        return smaller if self.minimum <= smaller < count else None
+        smaller = allowed[bisect_right(allowed, max(wanted, allowed[0])) - 1]
+        return smaller if smaller < count else None
 
     def above(self, count: int, allowed: Sequence[int]) -> Sequence[int]:
         """The larger numbers of units that a step may go back to, ascending: up to count / (1 - R), one at least.
@@ -113,9 +111,8 @@ class Search:
             if fitting:
                 found.append(_with(now, group, more[fitting - 1]))
             else:
-                tried = more[
-                    :: max(1, len(more) // AMOUNTS)
-                ]  # one unit may cost more than it brings, ten may not
+                # One unit may cost more than it brings, ten may not.
+                tried = more[:: max(1, len(more) // AMOUNTS)]
                 offers = (offer for count in tried for offer in self._paid(_with(now, group, count), group))
                 best = max(offers, key=self.macs, default=now)
                 found += [best] if self.macs(best) > self.macs(now) else []

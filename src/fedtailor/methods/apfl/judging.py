@@ -24,7 +24,7 @@ from fedtailor.elasticity.running.layout import to_run
 from fedtailor.elasticity.running.reuse import Reuse
 
 BATCH = 128  # examples that are run at once, whose statistics norm layers use
-BLOCK = 8  # examples that are judged together: noise is seen from block to block
+BLOCK = 8  # examples that are judged together, at least: noise is seen from block to block
 CLEAR = 3.0  # standard errors by which a candidate is worse that is not run any further
 TIED = 1.0  # standard errors within which candidates are a tie
 
@@ -106,7 +106,7 @@ class Judge:
 
         if not isinstance(output, torch.Tensor) or len(output) != count:
             return np.array([badness(output, batch)])
-        places = torch.arange(count).split(BLOCK)
+        places = torch.arange(count).tensor_split(max(1, count // BLOCK))  # of one size: each counts the same
         return np.array([badness(output[at], map_tensors(batch, itemgetter(at))) for at in places])
 
 
