@@ -105,6 +105,21 @@ def test_limit_and_no_augmentation() -> None:
     assert not torch.equal(augmented.take(rows, generator=torch.Generator())[0], augmented.take(rows)[0])
 
 
+def test_fewer_test_examples_keep_their_owners() -> None:
+    owners = torch.arange(60).numpy() % 6
+    examples = Examples.of(torch.arange(60.0).view(60, 1), torch.arange(60) % 3)
+    dataset = Dataset("rows", examples, examples, 3, client_train=owners, client_test=owners)
+    chosen = DataSettings(clients=6, partition="natural", test_limit=24)
+    data = federate(dataset, chosen, Seeds(0))
+    assert len(data.train) == 60
+    assert len(data.test) == 24
+    for client in range(6):
+        own = data.examples_for(client, "evaluate")
+        made = own.take(torch.arange(len(own)))[0].view(-1).int() % 6
+        assert (made == client).all()
+    assert sum(len(data.examples_for(client, "evaluate")) for client in range(6)) == 24
+
+
 @given(st.floats(0, 0.9), st.integers(1, 8), st.integers(0, 100))
 @settings(max_examples=40)
 def test_local_tests_are_held_back(share: float, clients: int, seed: int) -> None:
@@ -164,7 +179,8 @@ def test_a_client_without_tests_has_none() -> None:
         ({"examples_per_client": 0}, "examples_per_client"),
         ({"min_examples": 0}, "min_examples"),
         ({"local_test": 1.0}, "local_test"),
-        ({"limit": 0}, "limit"),
+        ({"limit": 0}, "limit = 0"),
+        ({"test_limit": 0}, "test_limit = 0"),
     ],
 )
 def test_wrong_settings_are_refused(fields, words: str) -> None:

@@ -195,17 +195,16 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
     train, ids = dataset.train, dataset.client_train
     if not settings.augment and train.preparation is not None:
         train = train.prepared_by(Plain(train.preparation))
-    if settings.limit is not None and settings.limit < len(train):
-        kept = np.sort(seeds.numpy("limit").permutation(len(train))[: settings.limit])
-        train, ids = train.subset(kept), None if ids is None else ids[kept]
+    train, ids = _some(train, ids, settings.limit, seeds.numpy("limit"))
+    test, test_ids = _some(dataset.test, dataset.client_test, settings.test_limit, seeds.numpy("test limit"))
     names: Array | None = None
     tests: Parts | None = None
     unseen: Parts | None = None
     if settings.partition == "natural":
         partition, chosen = split_by_id(dataset.name, ids, settings, seeds)
         names = _names_of(chosen, dataset)
-        if dataset.client_test is not None:
-            tests, unseen = _tests_by_id(dataset, dataset.client_test, chosen)
+        if test_ids is not None:
+            tests, unseen = _tests_by_id(dataset, test, test_ids, chosen)
     else:
         partition = split(train, dataset.num_classes, settings, seeds)
     if settings.local_test > 0:
@@ -214,7 +213,7 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
     return FederatedData(
         name=dataset.name,
         train=train,
-        test=dataset.test,
+        test=test,
         partition=partition,
         num_classes=dataset.num_classes,
         label_names=dataset.label_names,
@@ -224,13 +223,23 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
     )
 
 
-def _tests_by_id(dataset: Dataset, ids: Array, chosen: Array) -> tuple[Parts, Parts | None]:
+def _some(
+    examples: Examples, ids: Array | None, limit: int | None, generator: np.random.Generator
+) -> tuple[Examples, Array | None]:
+    """At most ``limit`` of the examples, drawn at random, in their order; and who made them."""
+    if limit is None or limit >= len(examples):
+        return examples, ids
+    kept = np.sort(generator.permutation(len(examples))[:limit])
+    return examples.subset(kept), None if ids is None else ids[kept]
+
+
+def _tests_by_id(dataset: Dataset, test: Examples, ids: Array, chosen: Array) -> tuple[Parts, Parts | None]:
     """The test examples of the chosen clients (sorted ids), and those of everyone else."""
     position = np.searchsorted(chosen, ids)
     known = position < len(chosen)
     known[known] = chosen[position[known]] == ids[known]
     tests = Parts(
-        dataset.test,
+        test,
         Partition.from_owners(np.where(known, position, -1), len(chosen)),
         _names_of(chosen, dataset),
     )
@@ -239,9 +248,7 @@ def _tests_by_id(dataset: Dataset, ids: Array, chosen: Array) -> tuple[Parts, Pa
     others, owners = np.unique(ids[~known], return_inverse=True)
     all_owners = np.full(len(ids), -1)
     all_owners[~known] = owners.reshape(-1)
-    return tests, Parts(
-        dataset.test, Partition.from_owners(all_owners, len(others)), _names_of(others, dataset)
-    )
+    return tests, Parts(test, Partition.from_owners(all_owners, len(others)), _names_of(others, dataset))
 
 
 def _names_of(ids: Array, dataset: Dataset) -> Array:

@@ -43,6 +43,8 @@ class DataSettings:
     """Share of each client's examples that is kept back as its own test set."""
     limit: int | None = None
     """Use only this many training examples, drawn at random."""
+    test_limit: int | None = None
+    """Evaluate on only this many test examples, drawn at random."""
     augment: bool = True
     """Crop and flip training images where the data set is trained that way."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +61,8 @@ class DataSettings:
         require(self.examples_per_client >= 1, "examples_per_client", self.examples_per_client, "1 or more")
         require(self.min_examples >= 1, "min_examples", self.min_examples, "1 or more")
         require(0 <= self.local_test < 1, "local_test", self.local_test, "a share from 0 to below 1")
-        require(self.limit is None or self.limit >= 1, "limit", self.limit, "1 or more, or nothing")
+        for name, limit in (("limit", self.limit), ("test_limit", self.test_limit)):
+            require(limit is None or limit >= 1, name, limit, "1 or more, or nothing")
 
 
 Split = Callable[[Array, int, DataSettings, np.random.Generator], Partition]
