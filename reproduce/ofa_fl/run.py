@@ -1,11 +1,12 @@
-"""OFA-FL: figures 2 to 4 of the paper in small, and the rule of convergence instead of a schedule.
+"""OFA-FL: the paper's tables and figures in small, and what a device gains from masks of single weights.
 
     FEDTAILOR_DATA=... python -m reproduce.ofa_fl.run [--list] [experiment ...]
     python -m reproduce.ofa_fl.run --draw
 
-`mlp` and `cnn` compare OFA-FL, LTP and one-shot pruning, globally and layer by layer; `cifar10` shows how accuracy
-drops and recovers. Call it again after an interruption: what is in results.json or finished below runs/ofa_fl is not
-repeated.
+`mlp` and `cnn` compare OFA-FL, LTP and one-shot pruning (with and without rewinding), globally and layer by layer;
+`dense` has the ratios of the paper's table 2, `ten` ten of them; `early` prunes before the network has converged;
+`cifar10` shows how accuracy drops and recovers; `channels` trains networks without whole channels on the same images.
+Call it again after an interruption: what is in results.json or finished below runs/ofa_fl is not repeated.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from fedtailor.record import RoundRecord, Tiers
 from fedtailor.storage.run_folder import RunFolder
+from reproduce.ofa_fl.device import device
 from reproduce.shared import charts
 from reproduce.shared.figures import accuracies, ending
 from reproduce.shared.papers import Paper, Variants
@@ -25,12 +27,11 @@ MLP = "reproduce/ofa_fl/mnist-mlp.toml"
 CNN = "reproduce/ofa_fl/mnist-cnn-small.toml"
 CIFAR10 = "reproduce/ofa_fl/cifar10-small.toml"
 
-METHODS = {
-    "ofa-fl": (),
-    "ltp": ("method.joint_loss=false",),
-    "one-shot": ("method.joint_loss=false", "method.rewind=false", "method.pruning=one-shot"),
-}
-EVERY = METHODS | {f"{name}-layerwise": (*own, "method.layerwise=true") for name, own in METHODS.items()}
+LTP = ("method.joint_loss=false",)
+ONE_SHOT = (*LTP, "method.pruning=one-shot")
+METHODS = {"ofa-fl": (), "ltp": LTP, "one-shot": (*ONE_SHOT, "method.rewind=false")}
+GLOBAL = METHODS | {"one-shot-rewound": ONE_SHOT}
+EVERY = GLOBAL | {f"{name}-layerwise": (*own, "method.layerwise=true") for name, own in METHODS.items()}
 
 
 def moments(folder: RunFolder) -> Result:
@@ -74,12 +75,27 @@ def series(folder: RunFolder) -> Result:
     }
 
 
+def densities(*ratios: str) -> tuple[str, ...]:
+    """The settings of a run with other ratios: a tier of the fleet for each."""
+    tiers = ", ".join(f'{{name = "{ratio}", density = {ratio}}}' for ratio in reversed(ratios))
+    return (f"method.ratios=[{', '.join(ratios)}]", f"fleet.tiers=[{tiers}]")
+
+
 READ = (ending, moments)
+DENSE = densities("1", "0.9", "0.8", "0.7", "0.6")
+TEN = (*densities("1", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"), "rounds=140")
+EARLY = ("method.first=3", "method.every=3", "rounds=90")
+CUT = ('method={name = "fjord", distillation = false}', 'fleet={name = "uniform-5"}')
 EXPERIMENTS = (
-    Variants("mlp", MLP, EVERY, 2, figures=READ),
-    Variants("cnn", CNN, EVERY, 2, figures=READ),
-    Variants("cifar10", CIFAR10, {"ofa-fl": ()}, figures=(*READ, series)),
-    Variants("convergence", MLP, {"ofa-fl": ("method.trigger=convergence",)}, figures=READ),
+    Variants("mlp", MLP, EVERY, 3, figures=(*READ, device)),
+    Variants("dense", MLP, METHODS, 3, DENSE, READ),
+    Variants("ten", MLP, METHODS, 3, TEN, READ),
+    Variants("early", MLP, {"ofa-fl": ()}, 3, EARLY, READ),
+    Variants("convergence", MLP, {"ofa-fl": ("method.trigger=convergence",)}, 3, figures=READ),
+    Variants("cnn", CNN, EVERY, 3, figures=(*READ, device)),
+    Variants("channels", CNN, {"fjord": CUT}, 3, figures=(ending, device)),
+    Variants("channels-mlp", MLP, {"fjord": CUT}, 3, figures=(ending, device)),
+    Variants("cifar10", CIFAR10, METHODS, 3, figures=(*READ, series)),
 )
 
 
@@ -88,7 +104,8 @@ EXPERIMENTS = (
 
 def draw(results: Results, folder: Path) -> None:
     """Every figure of which all runs are there, and a table of means and variances."""
-    for experiment, number in zip(EXPERIMENTS[:2], (2, 3), strict=True):
+    compared = [experiment for experiment in EXPERIMENTS if experiment.name in ("mlp", "cnn")]
+    for experiment, number in zip(compared, (2, 3), strict=True):
         runs = results.runs(experiment.name)
         if sum(len(seeds) for seeds in runs.values()) < experiment.seeds * len(experiment.methods):
             continue
