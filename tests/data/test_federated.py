@@ -105,6 +105,27 @@ def test_limit_and_no_augmentation() -> None:
     assert not torch.equal(augmented.take(rows, generator=torch.Generator())[0], augmented.take(rows)[0])
 
 
+def test_several_writers_are_one_client() -> None:
+    owners = torch.arange(63).numpy() % 7
+    names = torch.arange(9).numpy().astype(str)
+    examples = Examples.of(torch.arange(63.0).view(63, 1), torch.arange(63) % 3)
+    tested = owners.copy()
+    tested[:5] = 8  # a writer whom nobody trains with
+    dataset = Dataset(
+        "rows", examples, examples, 3, client_train=owners, client_test=tested, client_names=names
+    )
+    data = federate(dataset, DataSettings(clients=3, partition="natural", makers_per_client=2), Seeds(0))
+    assert data.client_names is not None
+    for client in range(3):
+        expected = {int(name) for name in str(data.client_names[client]).split("+")}
+        for own in (data.client(client), data.examples_for(client, "evaluate")):
+            made = own.take(torch.arange(len(own)))[0].view(-1).int() % 7
+            assert set(made.tolist()) == expected
+        assert len(data.client(client)) == 9 * len(expected)
+    with pytest.raises(FedtailorError, match="clients = 5: expected at most 4"):
+        federate(dataset, DataSettings(clients=5, partition="natural", makers_per_client=2), Seeds(0))
+
+
 def test_fewer_test_examples_keep_their_owners() -> None:
     owners = torch.arange(60).numpy() % 6
     examples = Examples.of(torch.arange(60.0).view(60, 1), torch.arange(60) % 3)
@@ -177,6 +198,7 @@ def test_a_client_without_tests_has_none() -> None:
         ({"shards_per_client": 0}, "shards_per_client"),
         ({"skew": -0.1}, "skew"),
         ({"examples_per_client": 0}, "examples_per_client"),
+        ({"makers_per_client": 0}, "makers_per_client = 0"),
         ({"min_examples": 0}, "min_examples"),
         ({"local_test": 1.0}, "local_test"),
         ({"limit": 0}, "limit = 0"),

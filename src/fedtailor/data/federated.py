@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.data.partitions import Array, Partition
-from fedtailor.data.sources import Dataset, own_dataset
+from fedtailor.data.sources import Dataset, own_dataset, together
 from fedtailor.data.splits import DataSettings, class_labels, hold_back, split, split_by_id
 from fedtailor.data.transforms import Plain
 from fedtailor.errors import FedtailorError
@@ -192,6 +192,8 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
     and the partition is natural, clients keep their own test examples, and clients that only
     the test part knows (or that were not drawn) are the unseen ones.
     """
+    if settings.partition == "natural" and settings.makers_per_client > 1:
+        dataset = together(dataset, settings.makers_per_client, seeds)
     train, ids = dataset.train, dataset.client_train
     if not settings.augment and train.preparation is not None:
         train = train.prepared_by(Plain(train.preparation))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtailor.data.batches import Examples
 from fedtailor.data.download import RemoteFile
 from fedtailor.errors import FedtailorError, require, unknown
+from fedtailor.seeds import Seeds
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -65,6 +66,33 @@ class Dataset:
                 f"{where} goes from {ids.min()} to {ids.max()}: expected 0 to {len(self.client_names) - 1}, "
                 f"as there are {len(self.client_names)} names"
             )
+
+
+def together(dataset: Dataset, makers: int, seeds: Seeds) -> Dataset:
+    """The data set with so many natural clients, drawn at random, as one; those that training lacks stay as they are.
+
+    Where writers have too few examples each, some of them make a client that can be tested on its own data.
+    """
+    trained, tested = dataset.client_train, dataset.client_test
+    if trained is None:
+        return dataset
+    known = np.unique(trained)
+    only_tested = np.setdiff1d(np.unique(tested), known) if tested is not None else known[:0]
+    groups = np.array_split(seeds.numpy("makers").permutation(known), range(makers, len(known), makers))
+    groups += [only_tested[place : place + 1] for place in range(len(only_tested))]
+    number = {maker: place for place, group in enumerate(groups) for maker in group.tolist()}
+
+    def numbered(ids: Array) -> Array:
+        return np.array([number[maker] for maker in ids.tolist()], dtype=np.int64)
+
+    names = dataset.client_names
+    called = {maker: str(maker if names is None else names[maker]) for maker in number}
+    return replace(
+        dataset,
+        client_train=numbered(trained),
+        client_test=None if tested is None else numbered(tested),
+        client_names=np.array(["+".join(called[maker] for maker in group.tolist()) for group in groups]),
+    )
 
 
 def own_dataset(

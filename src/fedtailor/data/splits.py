@@ -37,6 +37,8 @@ class DataSettings:
     """quantity: spread of the log-normal law of the sizes; 0 = equal sizes."""
     examples_per_client: int = 20
     """overlapping: how many examples each client draws; other clients may hold them too."""
+    makers_per_client: int = 1
+    """natural: how many writers or roles, drawn at random, are one client together."""
     min_examples: int = 2
     """No client has fewer examples than this; natural clients that do are left out."""
     local_test: float = 0.0
@@ -59,6 +61,7 @@ class DataSettings:
         require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "1 or more")
         require(0 <= self.skew <= 100, "skew", self.skew, "0 (equal sizes) to 100")
         require(self.examples_per_client >= 1, "examples_per_client", self.examples_per_client, "1 or more")
+        require(self.makers_per_client >= 1, "makers_per_client", self.makers_per_client, "1 or more")
         require(self.min_examples >= 1, "min_examples", self.min_examples, "1 or more")
         require(0 <= self.local_test < 1, "local_test", self.local_test, "a share from 0 to below 1")
         for name, limit in (("limit", self.limit), ("test_limit", self.test_limit)):
