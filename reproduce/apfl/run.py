@@ -1,9 +1,10 @@
-"""APFL: the paper's table and its figures 3 to 5 in small.
+"""APFL: the paper's table and its figures 3 to 5 in small, on FEMNIST.
 
     FEDTAILOR_DATA=... python -m reproduce.apfl.run [--list] [--workers N] [experiment ...]
     python -m reproduce.apfl.run --draw
 
-An experiment is a split and a fleet: APFL, FedUniform, and FedAvg at half the width, which is the same for both fleets.
+An experiment is a split and a fleet: APFL, FedUniform, and FedAvg at half and at full width, which are the same for
+both fleets. ``apfl-inherit`` goes on from the warm-up's weights instead of new ones.
 Call it again after an interruption: what is in results.json or finished below runs/apfl is not repeated. Scripts side
 by side must not share runs: give them different experiments.
 """
@@ -36,15 +37,19 @@ from reproduce.shared.figures import costs, percent
 from reproduce.shared.papers import Paper, Variants
 from reproduce.shared.results import Result, Results
 
-CONFIG = "reproduce/apfl/cifar10-small.toml"
-COMMON = 2000  # images of the common test set on which every network is evaluated in the end
-TARGETS = (0.2, 0.25, 0.3, 0.35)  # accuracies whose price in bytes is asked for
+CONFIG = "reproduce/apfl/femnist-small.toml"
+COMMON = 1600  # images of the common test set on which every network is evaluated in the end
+TARGETS = (0.4, 0.5, 0.6, 0.65)  # accuracies whose price in bytes is asked for
 
+APFL = {"apfl": (), "apfl-inherit": ("method.inherit=true",)}
+FEDAVG = {  # statistics measured, as in the others
+    f"fedavg-{name}": (f'method={{name = "fedavg", width = "{width}", norm = "static"}}', "rounds=30")
+    for name, width in (("half", "1/2"), ("full", "1"))
+}
 METHODS = {  # the baselines have no warm-up and no search: as many rounds as FedPA has
-    "apfl": (),
-    "feduniform": ('method={name = "feduniform", recalibrate = true, align = 8}', "rounds=30"),
-    # statistics measured, as in the others
-    "fedavg-half": ('method={name = "fedavg", width = "1/2", norm = "static", align = 8}', "rounds=30"),
+    **APFL,
+    "feduniform": ('method={name = "feduniform", recalibrate = true}', "rounds=30"),
+    **FEDAVG,
 }
 
 
@@ -190,13 +195,18 @@ def _searched(records: Records) -> Result:
 
 
 READ = (networks,)
-WITHOUT_FEDAVG = {
-    name: METHODS[name] for name in ("apfl", "feduniform")
-}  # that of iid-high: the fleet is the same to it
-EXPERIMENTS = (
-    Variants("iid-high", CONFIG, METHODS, 2, figures=READ),
-    Variants("dirichlet-high", CONFIG, METHODS, 2, ("data.partition=dirichlet",), READ),
-    Variants("iid-low", CONFIG, WITHOUT_FEDAVG, 2, ("fleet.name=low",), READ),
+OF_FLEET = {
+    name: own for name, own in METHODS.items() if name not in FEDAVG
+}  # to FedAvg all fleets are the same
+SPLITS = {  # of about equal parts, so that every client holds enough images back
+    "iid": (),
+    "dirichlet": ("data.partition=dirichlet", "data.balanced=true", "data.limit=9000"),
+    "writers": ("data.partition=natural", "data.makers_per_client=5", "data.limit=10000"),
+}
+EXPERIMENTS = tuple(
+    Variants(f"{split}-{fleet}", CONFIG, methods, 3, (*own, f"fleet.name={fleet}"), READ)
+    for split, own in SPLITS.items()
+    for fleet, methods in (("high", METHODS), ("low", OF_FLEET))
 )
 
 
@@ -210,15 +220,15 @@ def draw(results: Results, folder: Path) -> None:
     found: Found = {}
     for experiment in EXPERIMENTS:
         runs = results.runs(experiment.name)
-        if experiment.name == "iid-low":
-            runs |= {"fedavg-half": results.runs("iid-high").get("fedavg-half", {})}
+        other = results.runs(experiment.name.replace("-low", "-high"))
+        runs |= {method: other[method] for method in FEDAVG if method in other}
         for method in METHODS:
             if runs.get(method):
                 found[experiment.name, method] = list(runs[method].values())
     for (setting, method), seeds in found.items():
         names = seeds[0]["accuracy"]
         means = {name: round(fmean(run["accuracy"][name] for run in seeds), 2) for name in names}
-        print(f"{setting:15} {method:12} {means}")
+        print(f"{setting:15} {method:13} {means}")
     for number, panels in {3: _kept(found), 4: _traffic(found), 5: _network_costs(found)}.items():
         if panels:
             charts.write(folder / f"apfl-figure-{number}.svg", panels)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fedtailor.data.batches import inputs_of
 from fedtailor.run.interface import resume
 from fedtailor.storage.run_folder import RunFolder
 from fedtailor.storage.sparse_file import load_sparse
@@ -29,7 +30,7 @@ def device(folder: RunFolder) -> Result:
     network is all linear layers, ``sparse_pass_ms`` is the same pass with compressed rows instead.
     """
     run, threads = resume(folder.path), torch.get_num_threads()
-    images = run.data.test.take(torch.arange(BATCH))[0]
+    (images,), _ = inputs_of(run.data.test.take(torch.arange(BATCH)))
     masked = "density" in (run.method.honours or ())
     torch.set_num_threads(1)
     try:
