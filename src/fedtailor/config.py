@@ -22,6 +22,7 @@ from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
+from fedtailor.objective import ObjectiveSettings
 from fedtailor.server.setup import RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage.journal import CheckpointSettings
@@ -49,6 +50,7 @@ class RunConfig:
     threads: int = 1
     """PyTorch threads per client; part of the result, because sums in another order differ in the last bits."""
     data: DataSettings = field(default_factory=DataSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     model: Table = field(default_factory=lambda: {"name": "cnn"})
     fleet: FleetSettings = field(default_factory=FleetSettings)
     method: Table = field(default_factory=lambda: {"name": "heterofl"})

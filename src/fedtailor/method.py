@@ -69,6 +69,9 @@ class Method:
         """Itself, with what it settles only when it knows the budgets of all tiers."""
         return self
 
+    def check_task(self, model: ElasticModel) -> None:
+        """Refuse, before a run starts, a task that this method cannot train; the default can train any."""
+
     def init(self, model: ElasticModel) -> ServerState:
         """The state before the first round."""
         return ServerState(0, model.weights())

@@ -360,11 +360,13 @@ def test_a_model_with_two_outputs_needs_both_label_settings_off():
 
         def forward(self, x):
             hidden = self.body(x).relu()
-            return self.one(hidden), self.two(hidden)
+            return torch.cat([self.one(hidden), self.two(hidden)], dim=1)
 
     model = elastic(TwoHeads(), vectors(2).take(torch.arange(2)))
-    with pytest.raises(FedtailorError, match="need one output axis of classes, this model has 2"):
-        task_of(HeteroFL(), model)
+    for refuses in (HeteroFL().check_task, lambda model: task_of(HeteroFL(), model)):
+        with pytest.raises(FedtailorError, match="need one output axis of classes, this model has 2"):
+            refuses(model)
+    HeteroFL(**PLAIN).check_task(model)
     assert task_of(HeteroFL(**PLAIN), model).lease.partial == frozenset()
 
 

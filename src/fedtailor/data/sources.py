@@ -17,6 +17,9 @@ from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.seeds import Seeds
 
 Array = np.ndarray[Any, np.dtype[Any]]
+UNLABELLED = (
+    -100
+)  # the class of a position of a sequence that has no label (padding); PyTorch's own number for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +109,8 @@ def own_dataset(
     label_names: tuple[str, ...] = (),
     client_names: Array | None = None,
 ) -> Dataset:
-    """A user's examples as a data set; ``num_classes`` defaults to what the labels show."""
-    require(num_classes is None or num_classes >= 1, "num_classes", num_classes, "1 or more")
+    """A user's examples as a data set; ``num_classes`` defaults to what the labels show, 0: they are no classes."""
+    require(num_classes is None or num_classes >= 0, "num_classes", num_classes, "0 (no classes) or more")
     if num_classes is None:
         targets = [part.targets for part in (train, test) if len(part)]
         whole = all(not part.is_floating_point() for part in targets)
@@ -126,15 +129,21 @@ def own_dataset(
 
 
 def check_labels(labels: Tensor, num_classes: int, where: str) -> None:
-    """Refuse labels outside 0 to ``num_classes`` - 1; with 0 classes, targets are of another kind."""
+    """Refuse labels outside 0 to ``num_classes`` - 1; with 0 classes, targets are of another kind.
+
+    A position of a sequence may have no label.
+    """
     if num_classes == 0 or len(labels) == 0 or labels.is_floating_point():
         return
+    if labels.dim() > 1:
+        labels = labels.where(labels != UNLABELLED, 0)
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or highest >= num_classes:
         wrong = lowest if lowest < 0 else highest
         position = int((labels.reshape(len(labels), -1) == wrong).any(1).nonzero()[0])
         raise FedtailorError(
-            f"label {wrong} of example {position} in {where}: expected 0 to {num_classes - 1}"
+            f"label {wrong} of example {position} in {where}: expected 0 to {num_classes - 1}; "
+            "num_classes = 0 says that they are no classes"
         )
 
 

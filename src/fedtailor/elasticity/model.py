@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import nn
 
+from fedtailor.data.batches import target_of
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.fitting import Family, fit
@@ -15,6 +18,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.explain import explain
 from fedtailor.elasticity.running.pieces import Pieces
+from fedtailor.objective.tasks import LearningTask, told_by_shapes
 
 
 class ElasticModel(Pieces):
@@ -24,6 +28,17 @@ class ElasticModel(Pieces):
     def costs(self) -> ModelCosts:
         """What its cuts cost: counted when first asked for, and remembered."""
         return ModelCosts(self)
+
+    @cached_property
+    def output(self) -> Any:
+        """What the module answers to the example."""
+        with torch.no_grad():
+            return self.forward(self.weights(), Cut.everything(), self.example)
+
+    @cached_property
+    def learning_task(self) -> LearningTask:
+        """What outputs and targets mean: as the objective says, or else as their shapes tell."""
+        return self.objective.task or told_by_shapes(self.output, target_of(self.example))
 
     def cost(self, cut: Cut, workload: Workload | None = None) -> Cost:
         """Parameters, multiply-accumulates per example and bytes of a cut; with a workload, also training memory."""

@@ -35,7 +35,8 @@ class HeteroFL(Method):
     """Width-prefix sub-models, merged per coordinate over the clients that hold it.
 
     The paper's preset counts every client alike, clips gradients at norm 1, re-estimates batch-norm statistics after
-    training (sBN), and touches only the classes that a client owns. The last two settings reveal a client's classes.
+    training (sBN), and touches only the classes that a client owns. The last two settings reveal a client's classes,
+    and do nothing where the task has none (multi-label, regression).
     """
 
     rules: ClassVar[tuple[str, ...]] = (*Method.rules, "masked_loss", "label_rows")
@@ -47,18 +48,23 @@ class HeteroFL(Method):
     masked_loss: bool = True  # set logits of labels that the client does not own to 0
     label_rows: bool = True  # merge only the classifier rows of labels that the client owns
 
+    def check_task(self, model: ElasticModel) -> None:
+        if (self.masked_loss or self.label_rows) and model.learning_task.classes:
+            _label_group(model.groups)
+
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         task = super().assign(state, client, model, seeds)
-        if not self.label_rows:
+        if not (self.label_rows and model.learning_task.classes):
             return task
         return replace(task, lease=replace(task.lease, partial=frozenset({_label_group(model.groups)})))
 
     def prepare(self, task: Task, data: Examples, model: ElasticModel) -> Task:
         """The client finds out which labels it owns; of the classifier it sends back their rows alone."""
-        if not (self.masked_loss or self.label_rows):
+        if not (self.masked_loss or self.label_rows) or not model.learning_task.classes:
             return task
         present = torch.zeros(model.groups.counts[_label_group(model.groups)], dtype=torch.bool)
-        present[data.targets.reshape(-1).unique().cpu()] = True
+        owned = data.targets.reshape(-1).unique().cpu()
+        present[owned[owned >= 0]] = True  # positions of sequences may have no label
         task = replace(task, prepared={**task.prepared, "labels": present})
         if not self.label_rows:
             return task
@@ -81,7 +87,7 @@ class HeteroFL(Method):
     def loss(
         self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
     ) -> Tensor:
-        if self.masked_loss:
+        if self.masked_loss and model.learning_task.classes:
             present = task.prepared["labels"].to(outputs[0].device)
             outputs = [mask_absent_labels(output, present) for output in outputs]
         return super().loss(outputs, weights, batch, task, model)

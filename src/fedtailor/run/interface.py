@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,15 @@ from fedtailor.objective import Loss, Metric, Objective
 from fedtailor.record import RoundRecord
 from fedtailor.run.describing import fingerprint_of, texts_of
 from fedtailor.run.result import Run
-from fedtailor.run.setup import federated, method_with, pick_device, prepare, prepare_config, torch_threads
+from fedtailor.run.setup import (
+    federated,
+    method_with,
+    pick_device,
+    prepare,
+    prepare_config,
+    report_what_is_known,
+    torch_threads,
+)
 from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings, Setup
@@ -46,8 +54,9 @@ def train(
     clients_per_round: int = 10,
     evaluate_every: int = 5,
     training: LocalTraining | Mapping[str, Any] | None = None,
-    loss: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
+    task: str | None = None,
+    loss: Loss | str | None = None,
+    metrics: Mapping[str, Metric] | Sequence[str] | None = None,
     device: str = "auto",
     seed: int = 0,
     threads: int = 1,
@@ -61,7 +70,9 @@ def train(
     """Train ``module`` over a fleet of unequal devices; the module itself is left as it is.
 
     ``data`` is federated data or the name of a data set, ``fleet`` and ``method`` are objects or names. A pretrained
-    module is a valid start. ``loss(output, batch)`` and ``metrics`` replace cross-entropy and accuracy.
+    module is a valid start. ``task`` says what outputs and targets mean ("regression", "multi-label" ...; without it
+    whole numbers are classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises
+    and reports.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     """
@@ -69,12 +80,13 @@ def train(
         rounds, clients_per_round, evaluate_every,
         _settings(Stopping, stopping, "stopping"), _settings(EngineSettings, engine, "engine"),
     )  # fmt: skip
-    seeds, usual, chosen_device = Seeds(seed), Objective(), pick_device(device)
+    seeds, chosen_device, objective = Seeds(seed), pick_device(device), Objective.of(task, loss, metrics)
     held = federated(data, seeds).to(chosen_device)
     devices = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
     chosen = method_with(method, training, rounds)
-    objective = Objective(loss or usual.loss, usual.metrics if metrics is None else metrics)
     model = elastic(module.to(chosen_device), held.example(), objective=objective)
+    if metrics is None:
+        report_what_is_known(model)
     setup = prepare(chosen, model, held, devices, settings, seeds)
     if folder is None:
         return _start(setup, threads, on_round)

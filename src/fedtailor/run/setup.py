@@ -13,7 +13,7 @@ from torch import nn
 
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.config import RunConfig, validated
-from fedtailor.data.datasets import load_dataset
+from fedtailor.data.datasets import Dataset, load_dataset
 from fedtailor.data.federated import DataSettings, FederatedData, federate
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import tag_of, untagged
@@ -27,6 +27,7 @@ from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
+from fedtailor.objective import OWN, TASKS, Objective, cross_entropy
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
 
@@ -35,18 +36,23 @@ OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not optio
 
 def prepare_config(config: RunConfig) -> Setup:
     """Everything that a configuration asks for, checked and ready."""
-    seeds = Seeds(config.seed)
-    data = federate(load_dataset(config.data.dataset, **config.data.options), config.data, seeds)
+    seeds, objective = Seeds(config.seed), config.objective.build()
+    dataset = of_task(load_dataset(config.data.dataset, **config.data.options), objective)
+    data = federate(dataset, config.data, seeds)
     options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
-        module = build_model(config.model["name"], input_shape=shape, num_classes=data.num_classes, **options)
+        module = build_model(
+            config.model["name"], input_shape=shape, num_classes=outputs_for(data), **options
+        )
     if "weights" in config.model:
         start_from(module, Path(config.model["weights"]))
     device = pick_device(config.device)
     data = data.to(device)
-    model = elastic(module.to(device), data.example(), keep=config.model.get("keep", ()))
+    model = elastic(module.to(device), data.example(), objective=objective, keep=config.model.get("keep", ()))
+    if config.objective.metrics is None:
+        report_what_is_known(model)
     return prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
 
 
@@ -70,6 +76,8 @@ def prepare(
     seeds: Seeds,
 ) -> Setup:
     """Refuse what cannot run, before anything is trained or written."""
+    if not model.learning_task.classes:
+        data = dataclasses.replace(data, num_classes=0)
     check(method, model, data, fleet, settings)
     method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
     setup = Setup.of(method, model, data, fleet, settings, seeds)
@@ -120,6 +128,50 @@ def check(
         raise FedtailorError(
             f"the model has {max(outputs)} outputs, but the labels of {data.name} go up to {data.num_classes - 1}"
         )
+    check_task(model, data)
+    method.check_task(model)
+
+
+def check_task(model: ElasticModel, data: FederatedData) -> None:
+    """The targets must fit the task and the outputs; without a task and a loss of one's own they must be classes."""
+    task, targets = model.learning_task, data.train.targets
+    if task == OWN:
+        if model.objective.loss is cross_entropy:
+            shapes = (
+                f"{tuple(targets.shape[1:])} per example, of type {str(targets.dtype).removeprefix('torch.')}"
+            )
+            raise FedtailorError(
+                f"the targets of {data.name} ({shapes}) are no classes of the model's outputs: set objective.task "
+                f"(task=... in Python) to {', '.join(TASKS)}, or give a loss of your own"
+            )
+        return
+    if not isinstance(model.output, torch.Tensor):
+        raise FedtailorError(
+            f"objective.task = {task.name!r}: expected a module that returns one tensor, this one returns a "
+            f"{type(model.output).__name__}; set objective.task = 'own' and give a loss of your own"
+        )
+    shape = tuple(model.output.shape[1:])
+    task.check(targets, shape, f"{data.name} (train)")
+    task.check(data.test.targets, shape, f"{data.name} (test)")
+
+
+def of_task(dataset: Dataset, objective: Objective) -> Dataset:
+    """A data set of whole numbers has classes only if the task does: they may be multi-hot labels, or ages."""
+    if objective.task is None or objective.task.classes:
+        return dataset
+    return dataclasses.replace(dataset, num_classes=0, label_names=())
+
+
+def outputs_for(data: FederatedData) -> int:
+    """How many outputs a network needs: one for each class, or for each number of a target."""
+    targets = data.train.targets
+    return data.num_classes or (int(targets.shape[-1]) if targets.dim() > 1 else 1)
+
+
+def report_what_is_known(model: ElasticModel) -> None:
+    """Of outputs that mean nothing known, report the loss alone: nobody knows whether they are right."""
+    if model.learning_task == OWN:
+        model.objective = dataclasses.replace(model.objective, metrics={})
 
 
 def pick_device(name: str) -> torch.device:

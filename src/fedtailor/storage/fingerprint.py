@@ -50,6 +50,7 @@ def fingerprint(
         "model.constants": _digest(*map(_bytes, model.constants.values())),
         "model.code": _code(*{type(layer) for layer in model.module.modules()}),
         "model.objective": _code(model.objective.loss, *model.objective.metrics.values()),
+        "model.task": model.learning_task.name,
         "method.code": _code(*type(method).__mro__),
         **{f"version.{name}": _version(name) for name in COMPUTING_PACKAGES},
         "version.python": ".".join(platform.python_version_tuple()[:2]),

@@ -69,6 +69,12 @@ class FedCS(WarmUp):
         require(enough, "method.search_examples", self.search_examples, "0 (all) or at least 2")
         require(self.search_at_once >= 0, "method.search_at_once", self.search_at_once, "at least 0")
 
+    def check_task(self, model: ElasticModel) -> None:
+        super().check_task(model)
+        known, judge = list(model.objective.metrics), self.judge
+        fine = judge == "loss" or judge in known
+        require(fine, "method.judge", judge, f"loss, as the metrics are {', '.join(known) or 'none'}")
+
     # Stages
 
     def init(self, model: ElasticModel) -> ServerState:

@@ -26,7 +26,6 @@ from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Metrics, ServerState, Task, Update
 from fedtailor.methods.apfl.fedpa import PartialAggregation
 from fedtailor.methods.apfl.sandwich import sandwich
-from fedtailor.objective import distillation_loss
 
 WARM_UP = "warm-up"  # what a task asks for
 NARROWEST = Fraction(35, 100)  # of US-Net's MobileNetV2
@@ -62,6 +61,10 @@ class WarmUp(PartialAggregation):
         if self.smallest is not None:
             object.__setattr__(self, "smallest", as_width(self.smallest, "method.smallest"))
         require(self.random_widths >= 0, "method.random_widths", self.random_widths, "at least 0")
+
+    def check_task(self, model: ElasticModel) -> None:
+        if self.distillation and self.warmup_rounds:
+            model.learning_task.check_teaching(self.name, "method.distillation = false")
 
     # On the server
 
@@ -129,7 +132,7 @@ class WarmUp(PartialAggregation):
         full, *others = outputs
         total = model.objective.loss(full, batch)
         for output in others:
-            taught = distillation_loss(output, full) if self.distillation else None
+            taught = model.learning_task.taught(output, full, batch) if self.distillation else None
             total = total + (model.objective.loss(output, batch) if taught is None else taught)
         return total
 

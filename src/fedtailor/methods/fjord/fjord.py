@@ -30,7 +30,6 @@ from fedtailor.method import Method
 from fedtailor.methods.fjord.draws import drawn_units, drawn_width, largest_width, mixed_prefixes
 from fedtailor.methods.fjord.shares import shares_of
 from fedtailor.methods.registry import register
-from fedtailor.objective import distillation_loss
 from fedtailor.seeds import Seeds
 
 
@@ -88,6 +87,10 @@ class FjORD(Method):
     def candidates(self) -> tuple[Fraction, ...]:
         """P, ascending."""
         return cast(tuple[Fraction, ...], self.widths)
+
+    def check_task(self, model: ElasticModel) -> None:
+        if self.distillation and self.alpha > 0:
+            model.learning_task.check_teaching(self.name, "method.distillation = false")
 
     def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
         """F_p: the prefix of every group, except the columns of embeddings."""
@@ -158,7 +161,7 @@ class FjORD(Method):
         teacher, student = outputs
         total = model.objective.loss(teacher, batch)
         if self.alpha > 0:
-            total = total + self.alpha * distillation_loss(student, teacher, self.temperature)
+            total = total + self.alpha * model.learning_task.taught(student, teacher, batch, self.temperature)
         if self.alpha < 1:
             total = total + (1 - self.alpha) * model.objective.loss(student, batch)
         return total
