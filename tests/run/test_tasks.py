@@ -24,7 +24,7 @@ from fedtailor.run.setup import prepare_config
 from fedtailor.seeds import Seeds
 
 LABELS, INPUTS = 5, 6
-QUICK: dict[str, Any] = {"rounds": 6, "clients_per_round": 4, "evaluate_every": 6, "engine": {"workers": 0}}
+QUICK: dict[str, Any] = {"rounds": 4, "clients_per_round": 4, "evaluate_every": 4, "engine": {"workers": 0}}
 
 
 def network(outputs: int = LABELS) -> nn.Module:
@@ -60,7 +60,7 @@ def test_every_output_of_a_multi_hot_task_learns_under_heterofl(kind, task):
     metrics = {f"right {label}": right_of(label) for label in range(LABELS)}
     run = fedtailor.train(
         network(), data_of((hidden > 0).to(kind)), "equal", "heterofl", task=task, loss=bce, metrics=metrics,
-        training={"lr": 2.0, "batch_size": 10}, **QUICK,
+        training={"lr": 3.0, "batch_size": 12}, **QUICK,
     )  # fmt: skip
     (tier,) = run.tiers.values()
     assert min(tier[name] for name in metrics) > 0.8
@@ -68,7 +68,9 @@ def test_every_output_of_a_multi_hot_task_learns_under_heterofl(kind, task):
 
 def test_a_regression_trains_with_the_default_method():
     _, hidden = problem()
-    run = fedtailor.train(network(1), data_of(hidden[:, 0]), "uniform-2", task="regression", **QUICK)
+    run = fedtailor.train(
+        network(1), data_of(hidden[:, 0]), "uniform-2", task="regression", training={"lr": 0.3}, **QUICK
+    )
     assert list(run.tiers["1"]) == ["loss", "absolute error"]
     assert run.tiers["1"]["absolute error"] < 0.8 * float(hidden[:, 0].abs().mean())
     assert run.data.num_classes == 0
@@ -137,7 +139,7 @@ def test_what_cannot_be_learnt_is_refused_before_the_run(settings, targets, word
     started: list[Any] = []
     method = settings.get("method", "fedavg")
     if isinstance(method, dict):
-        method = make_config({"method": method, "rounds": 6}).built_method
+        method = make_config({"method": method, "rounds": 4}).built_method
     with pytest.raises(FedtailorError, match=words):
         fedtailor.train(
             network(), data_of(targets(problem()[1])), "equal",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
 
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.importing import imported
 from fedtailor.models.parts import whole
 
 Builder = Callable[..., nn.Module]
@@ -84,7 +87,17 @@ def _find(name: str) -> Builder:
 
 def _load(path: str) -> Builder:
     """The callable at ``module:attribute``."""
-    target = imported(path, "model", "my_package.my_module:build")
+    module_name, _, attribute = path.partition(":")
+    parts = attribute.split(".")
+    if not all(part.isidentifier() for part in [*module_name.split("."), *parts]):
+        raise FedtailorError(f"model {path!r}: expected an import path such as 'my_package.my_module:build'")
+    module = _import(path, module_name)
+    target: Any = module
+    for part in parts:
+        if not hasattr(target, part):
+            where = getattr(module, "__file__", None) or "built in"
+            raise FedtailorError(f"model {path!r}: module {module_name!r} ({where}) has no {attribute!r}")
+        target = getattr(target, part)
     if isinstance(target, nn.Module):
         raise FedtailorError(
             f"model {path!r} is a network already built: expected a function or class that builds it"
@@ -95,6 +108,25 @@ def _load(path: str) -> Builder:
         )
     builder: Builder = target
     return builder
+
+
+def _import(path: str, module_name: str) -> ModuleType:
+    """Import the module of ``path``; the current folder is searched last, also when a console script runs."""
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise FedtailorError(
+                f"model {path!r}: there is no module {missing!r}; it must be installed or lie in {folder}"
+            ) from None
+        raise FedtailorError(
+            f"model {path!r}: importing {module_name!r} failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 def _arguments(name: str, builder: Builder, data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -21,16 +21,9 @@ from fedtailor.method import Method
 from fedtailor.objective import Loss, Metric, Objective
 from fedtailor.record import RoundRecord
 from fedtailor.run.describing import fingerprint_of, texts_of
+from fedtailor.run.learning import report_what_is_known
 from fedtailor.run.result import Run
-from fedtailor.run.setup import (
-    federated,
-    method_with,
-    pick_device,
-    prepare,
-    prepare_config,
-    report_what_is_known,
-    torch_threads,
-)
+from fedtailor.run.setup import federated, method_with, pick_device, prepare, prepare_config, torch_threads
 from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings, Setup
