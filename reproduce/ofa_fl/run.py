@@ -91,7 +91,9 @@ EXPERIMENTS = (
     Variants("dense", MLP, METHODS, 3, DENSE, READ),
     Variants("ten", MLP, METHODS, 3, TEN, READ),
     Variants("early", MLP, {"ofa-fl": ()}, 3, EARLY, READ),
-    Variants("convergence", MLP, {"ofa-fl": ("method.trigger=convergence",)}, 3, figures=READ),
+    Variants(
+        "convergence", MLP, {"ofa-fl": ("method.trigger=convergence", "data.validation=0")}, 3, figures=READ
+    ),
     Variants("cnn", CNN, EVERY, 3, figures=(*READ, device)),
     Variants("channels", CNN, {"fjord": CUT}, 3, figures=(ending, device)),
     Variants("channels-mlp", MLP, {"fjord": CUT}, 3, figures=(ending, device)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,7 +14,8 @@ from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.seeds import Seeds
 
-Action = str  # train, calibrate, evaluate; or a method's own
+Action = str  # train, calibrate, evaluate, validate; or a method's own
+Measure = Literal["evaluate", "validate"]  # score networks: on test examples, or on those that choose
 Metrics = Mapping[str, float]
 
 

@@ -115,7 +115,7 @@ class Method:
         """Do what the task asks for."""
         if task.action == "calibrate":
             return self.calibrate(task, data, model)
-        if task.action == "evaluate":
+        if task.action in ("evaluate", "validate"):
             return self.evaluate(task, data, model)
         require(task.action == "train", "task.action", task.action, f"an action that {self.name} knows")
         return self.train(self.prepare(task, data, model), data, model)
@@ -162,6 +162,11 @@ class Method:
         """The next state."""
         weights = holder_mean(state.weights, updates, model, WEIGHTINGS[self.weighting])
         return replace(state, round=state.round + 1, weights=weights)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether ``observe`` decides anything: then it is shown validation examples, and test examples decide nothing."""
+        return type(self).observe is not Method.observe
 
     def observe(self, state: ServerState, evaluation: Mapping[str, Metrics]) -> ServerState:
         """Look at the tiers' evaluation, the smallest device's first; ``begin`` acts on what was seen."""

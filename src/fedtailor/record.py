@@ -89,6 +89,7 @@ class RoundRecord:
     coverage: Sequence[Covered] = ()  # equal cuts of merged updates
     seconds: float = 0.0
     by_tier: Mapping[str, TierSpent] = field(default_factory=dict)  # ``training`` by the clients' tiers
+    validation: Tiers | None = None  # as ``tiers``, on the examples that choose, where there are such
 
     @property
     def spent(self) -> Spent:
@@ -141,6 +142,7 @@ KEYS = {
     "by_tier": "by_tier",
     "train_loss": "train_loss",
     "tiers": "tiers",
+    "validation": "validation",
     "best_round": "best_round",
     "deployed": "deployed",
     "reported": "reported",
@@ -149,6 +151,7 @@ KEYS = {
 SOMETIMES = (
     "by_tier",
     "tiers",
+    "validation",
     "best_round",
     "deployed",
     "reported",

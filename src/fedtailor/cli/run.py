@@ -71,12 +71,15 @@ def _watched(folder: Path) -> Iterator[None]:
 def show(finished: Run, folder: Path, as_json: bool) -> None:
     """The end of a run, for a person or a program."""
     from fedtailor.report.tables import run_summary, tier_table
+    from fedtailor.run.choosing import choice_in_words
 
     summary = run_summary(finished)
     if as_json:
         print_json({"folder": str(folder), **summary})
         return
     console.print(tier_table(f"{finished.method.name} on {finished.data.name}", finished))
+    if choice := choice_in_words(finished):
+        console.print(choice, markup=False)
     if summary["refused"]:
         counted = ", ".join(f"{count} x {reason}" for reason, count in summary["refused"].items())
         console.print(f"Refused updates: {counted}", markup=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,14 @@ from torch import Tensor
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.data.partitions import Array, Partition
 from fedtailor.data.sources import Dataset, own_dataset, together
-from fedtailor.data.splits import DataSettings, class_labels, hold_back, split, split_by_id
+from fedtailor.data.splits import (
+    DataSettings,
+    class_labels,
+    hold_back,
+    hold_back_for_all,
+    split,
+    split_by_id,
+)
 from fedtailor.data.transforms import Plain
 from fedtailor.errors import FedtailorError
 from fedtailor.seeds import Seeds
@@ -37,11 +46,22 @@ class Parts:
         """The examples of one client; the columns are shared with all others."""
         return self.examples.subset(self.partition[client])
 
-    def examples_for(self, client: int, action: str, tests: Parts | None, common: Examples) -> Examples:
-        """What a client works on: its training examples; to evaluate, its own test examples or the common ones."""
-        if action != "evaluate":
+    @property
+    def whole(self) -> Examples:
+        """The examples of all clients together."""
+        return self.examples.subset(self.partition.order)
+
+    def examples_for(self, client: int, action: str, measured: Measured) -> Examples:
+        """What a client works on: its training examples; to be measured, its own examples for that or the common ones."""
+        if action not in measured:
             return self.part(client)
-        return tests.part(client) if tests is not None and tests.partition.sizes[client] else common
+        own, common = measured[action]
+        return own.part(client) if own is not None and own.partition.sizes[client] else common
+
+
+Measured = Mapping[
+    str, tuple[Parts | None, Examples]
+]  # action -> the clients' own examples, and those for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +76,7 @@ class FederatedData:
     label_names: tuple[str, ...] = ()
     client_names: Array | None = None
     tests: Parts | None = None  # the clients' own test sets, as many parts as clients
+    validation: Parts | None = None  # what clients keep back of their training examples, to choose by
     unseen: Parts | None = None  # clients never seen in training, with test examples only
 
     def __post_init__(self) -> None:
@@ -88,7 +109,26 @@ class FederatedData:
 
     def examples_for(self, client: int, action: str) -> Examples:
         """What a client works on when it is asked to do something."""
-        return Parts(self.train, self.partition).examples_for(client, action, self.tests, self.test)
+        return Parts(self.train, self.partition).examples_for(client, action, self.measured)
+
+    @cached_property
+    def measured(self) -> Measured:
+        """What scores are measured on: test examples, and those that choose where there are such."""
+        choosing = {} if self.validation is None else {"validate": (self.validation, self.validation.whole)}
+        return {"evaluate": (self.tests, self.test), **choosing}
+
+    def with_validation(self, share: float, seeds: Seeds, min_examples: int = 2) -> FederatedData:
+        """The same data, of which every client keeps a random ``share`` back to choose by."""
+        if share == 0 or self.validation is not None:
+            return self
+        partition, held = hold_back_for_all(self.partition, share, min_examples, seeds)
+        if len(held.order) == 0:
+            raise FedtailorError(
+                f"data.validation = {share}: no client of {self.name} has more than {min_examples} examples, so that none "
+                "can be kept back; 0 chooses by the test examples"
+            )
+        parts = Parts(self.train, held, self.client_names)
+        return dataclasses.replace(self, partition=partition, validation=parts)
 
     def client_test(self, client: int) -> Examples | None:
         """The client's own test examples, where the data set has such."""
@@ -121,6 +161,7 @@ class FederatedData:
             train=moved[id(self.train)],
             test=moved[id(self.test)],
             tests=parts(self.tests),
+            validation=parts(self.validation),
             unseen=parts(self.unseen),
         )
 
@@ -132,7 +173,8 @@ class FederatedData:
                 data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
                 data.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         split = hashlib.blake2b(digest_size=8)
-        for array in (self.partition.order, self.partition.offsets):
+        kept = () if self.validation is None else (self.validation.partition.order,)
+        for array in (self.partition.order, self.partition.offsets, *kept):
             split.update(np.ascontiguousarray(array, dtype=np.int64).data)
         return f"{data.hexdigest()}-{split.hexdigest()}"
 
@@ -178,7 +220,9 @@ class FederatedData:
         )
         if parts is not None:
             partition = Partition.from_parts(parts)
-            return cls(name, train, test, partition, dataset.num_classes)
+            data = cls(name, train, test, partition, dataset.num_classes)
+            share = settings.get("validation", "auto")
+            return data if share == "auto" else data.with_validation(share, seeds or Seeds(0))
         if dataset.client_train is not None:
             everyone = len(np.unique(dataset.client_train))
             settings = {"partition": "natural", "clients": everyone, "min_examples": 1, **settings}
@@ -212,7 +256,7 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
     if settings.local_test > 0:
         partition, held_back = hold_back(partition, settings.local_test, settings.min_examples, seeds)
         tests = Parts(train, held_back, names)
-    return FederatedData(
+    data = FederatedData(
         name=dataset.name,
         train=train,
         test=test,
@@ -223,6 +267,9 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
         tests=tests,
         unseen=unseen,
     )
+    if settings.validation == "auto":
+        return data
+    return data.with_validation(settings.validation, seeds, settings.min_examples)
 
 
 def _some(

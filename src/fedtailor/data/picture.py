@@ -30,6 +30,7 @@ def overview(data: FederatedData) -> dict[str, Any]:
         "clients": data.num_clients,
         "unseen_clients": 0 if data.unseen is None else len(data.unseen),
         "train_examples": int(sizes.sum()),
+        **({} if data.validation is None else {"validation_examples": len(data.validation.partition.order)}),
         "test_examples": len(data.test),
         "classes": data.num_classes,
         "smallest_client": int(sizes.min()),
@@ -67,8 +68,11 @@ def show(data: FederatedData, most: int = 20) -> Group:
     numbers = overview(data)
     listed = rows(data, most)
     sizes = f"{numbers['smallest_client']} / {numbers['median_client']:g} / {numbers['largest_client']}"
+    choosing = (
+        f"{numbers['validation_examples']:,} validation examples, " if data.validation is not None else ""
+    )
     lines = [
-        f"{data.name}: {numbers['clients']:,} clients, {numbers['train_examples']:,} training examples, "
+        f"{data.name}: {numbers['clients']:,} clients, {numbers['train_examples']:,} training examples, {choosing}"
         f"{numbers['test_examples']:,} test examples, {numbers['classes']} classes",
         f"examples per client (smallest / median / largest): {sizes}",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class DataSettings:
     """No client has fewer examples than this; natural clients that do are left out."""
     local_test: float = 0.0
     """Share of each client's examples that is kept back as its own test set."""
+    validation: float | Literal["auto"] = "auto"
+    """Share of each client's training examples that is kept back to choose by (early stopping, the best round, methods
+    that watch evaluations); auto: 0.1 where something is chosen, else 0."""
     limit: int | None = None
     """Use only this many training examples, drawn at random."""
     test_limit: int | None = None
@@ -64,6 +67,8 @@ class DataSettings:
         require(self.makers_per_client >= 1, "makers_per_client", self.makers_per_client, "1 or more")
         require(self.min_examples >= 1, "min_examples", self.min_examples, "1 or more")
         require(0 <= self.local_test < 1, "local_test", self.local_test, "a share from 0 to below 1")
+        share = 0 if self.validation == "auto" else self.validation
+        require(0 <= share < 1, "validation", self.validation, "auto, or a share from 0 to below 1")
         for name, limit in (("limit", self.limit), ("test_limit", self.test_limit)):
             require(limit is None or limit >= 1, name, limit, "1 or more, or nothing")
 
@@ -163,15 +168,15 @@ def split_by_id(
 
 
 def hold_back(
-    partition: Partition, share: float, min_examples: int, seeds: Seeds
+    partition: Partition, share: float, min_examples: int, seeds: Seeds, purpose: str = "local test"
 ) -> tuple[Partition, Partition]:
-    """Split every client's part into one to train with and a random ``share`` to test with.
+    """Split every client's part into one to train with and a random ``share`` to test with, or to choose by.
 
-    Each keeps at least ``min_examples`` to train with, so that a small client may have no test part.
+    Each keeps at least ``min_examples`` to train with, so that a small client may have no second part.
     """
     sizes = partition.sizes
     tested = np.minimum(np.ceil(sizes * share).astype(np.int64), np.maximum(sizes - min_examples, 0))
-    shuffled = seeds.numpy("local test").permutation(len(partition.order))
+    shuffled = seeds.numpy(purpose).permutation(len(partition.order))
     owners = np.repeat(np.arange(len(partition)), sizes)
     by_owner = shuffled[np.argsort(owners[shuffled], kind="stable")]  # a random order within each client
     rank = np.arange(len(by_owner)) - np.repeat(partition.offsets[:-1], sizes)
@@ -179,3 +184,30 @@ def hold_back(
     order = partition.order[by_owner]
     train = Partition(order[~to_test], np.concatenate([[0], np.cumsum(sizes - tested)]))
     return train, Partition(order[to_test], np.concatenate([[0], np.cumsum(tested)]))
+
+
+def hold_back_for_all(
+    partition: Partition, share: float, min_examples: int, seeds: Seeds
+) -> tuple[Partition, Partition]:
+    """As ``hold_back``, but what one client holds back nobody trains with: clients may share examples."""
+    order, owners = partition.order, np.repeat(np.arange(len(partition)), partition.sizes)
+    _, first = np.unique(order, return_index=True)
+    if len(first) == len(order):
+        return hold_back(partition, share, min_examples, seeds, "validation")
+    own = np.zeros(len(order), dtype=bool)
+    own[first] = True  # of an example that several hold, the first one decides
+    _, held = hold_back(_of_owners(order[own], owners[own], len(partition)), share, 0, seeds, "validation")
+    left = ~np.isin(order, held.order)
+    train = _of_owners(order[left], owners[left], len(partition))
+    smallest = int(train.sizes.argmin())
+    if train.sizes[smallest] < min_examples:
+        raise FedtailorError(
+            f"data.validation = {share}: client {smallest} would be left with {train.sizes[smallest]} example(s), as "
+            f"clients share examples; expected at least {min_examples}"
+        )
+    return train, held
+
+
+def _of_owners(order: Array, owners: Array, clients: int) -> Partition:
+    """The partition of examples that lie in the order of their owners."""
+    return Partition(order, np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=clients))]))

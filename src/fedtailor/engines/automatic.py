@@ -13,7 +13,7 @@ from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.protocol import Answer
 from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.pool import WorkerPool
-from fedtailor.messages import Task
+from fedtailor.messages import Measure, Task
 from fedtailor.method import Method
 
 HEAD_START_SECONDS = 3.0  # about what starting workers costs: runs that are shorter do better without
@@ -48,16 +48,18 @@ class Automatic:
             self._alone += time.monotonic() - started
             yield answer
 
-    def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
-        """Loss and metrics of each on the test examples."""
+    def measure(
+        self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
+    ) -> list[dict[str, float]]:
+        """Loss and metrics of each on the test examples, or on those that choose."""
         if self._pool_is_ready():
             assert self._pool is not None
             try:
-                return self._pool.measure(deployed)
+                return self._pool.measure(deployed, action)
             except NotPortable as error:
                 self._do_without(error)
-        started = time.monotonic()
-        scores = [evaluate_patches(self._here.model, each, self._here.data.test) for each in deployed]
+        started, (_, examples) = time.monotonic(), self._here.data.measured[action]
+        scores = [evaluate_patches(self._here.model, each, examples) for each in deployed]
         self._alone += time.monotonic() - started
         return scores
 

@@ -9,7 +9,7 @@ from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.messages import Refused, Task, Update
+from fedtailor.messages import Measure, Refused, Task, Update
 from fedtailor.method import Method
 
 Answer = Update | Refused
@@ -31,8 +31,10 @@ class Engine(Protocol):
 class Measuring(Protocol):
     """An engine whose workers can also evaluate what the server deploys."""
 
-    def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
-        """Loss and metrics on the test examples, for each sequence of patches that answer together."""
+    def measure(
+        self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
+    ) -> list[dict[str, float]]:
+        """Loss and metrics on test or validation examples, for each sequence of patches that answer together."""
         ...
 
 

@@ -38,7 +38,15 @@ def totals(records: Records) -> dict[str, Any]:
 
 def run_summary(run: Run) -> dict[str, Any]:
     """The end of a run as plain data."""
-    return {"method": run.method.name, "dataset": run.data.name, "tiers": run.tiers, **totals(run.history)}
+    kept = run.data.validation
+    return {
+        "method": run.method.name,
+        "dataset": run.data.name,
+        "tiers": run.tiers,
+        "best_round": run.best_round,
+        "validation_examples": 0 if kept is None else len(kept.partition.order),
+        **totals(run.history),
+    }
 
 
 def tier_table(title: str, run: Run) -> Table:

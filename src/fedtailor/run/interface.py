@@ -20,6 +20,7 @@ from fedtailor.fleet import Fleet, fleet_by_name
 from fedtailor.method import Method
 from fedtailor.objective import Loss, Metric, Objective
 from fedtailor.record import RoundRecord
+from fedtailor.run.choosing import Share, checked_share, share_for
 from fedtailor.run.describing import fingerprint_of, texts_of
 from fedtailor.run.learning import report_what_is_known
 from fedtailor.run.result import Run
@@ -50,6 +51,7 @@ def train(
     task: str | None = None,
     loss: Loss | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
+    validation: Share = "auto",
     device: str = "auto",
     seed: int = 0,
     threads: int = 1,
@@ -66,7 +68,8 @@ def train(
     module is a valid start. ``task`` says what outputs and targets mean ("regression", "multi-label" ...; without it
     whole numbers are classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises
     and reports.
-    ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
+    ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
+    stopping, the best round or the method chooses. ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     """
     settings = RoundSettings(
@@ -77,6 +80,7 @@ def train(
     held = federated(data, seeds).to(chosen_device)
     devices = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
     chosen = method_with(method, training, rounds)
+    held = held.with_validation(share_for(checked_share(validation), settings.stopping, chosen), seeds)
     model = elastic(module.to(chosen_device), held.example(), objective=objective)
     if metrics is None:
         report_what_is_known(model)

@@ -27,6 +27,7 @@ from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
+from fedtailor.run.choosing import share_for
 from fedtailor.run.learning import check_task, of_task, outputs_for, report_what_is_known
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
@@ -39,6 +40,8 @@ def prepare_config(config: RunConfig) -> Setup:
     seeds, objective = Seeds(config.seed), config.objective.build()
     dataset = of_task(load_dataset(config.data.dataset, **config.data.options), objective)
     data = federate(dataset, config.data, seeds)
+    share = share_for(config.data.validation, config.stopping, config.built_method)
+    data = data.with_validation(share, seeds, config.data.min_examples)
     options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])

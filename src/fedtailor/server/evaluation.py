@@ -22,7 +22,7 @@ from fedtailor.elasticity.running import norm
 from fedtailor.engines.protocol import Engine, Measuring
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
-from fedtailor.messages import Client, Lease, Refused, ServerState, Task, Update
+from fedtailor.messages import Client, Lease, Measure, Refused, ServerState, Task, Update
 from fedtailor.record import Spent
 from fedtailor.server.faults import Timely
 from fedtailor.server.inquiry import Inquiry
@@ -46,17 +46,26 @@ class Evaluation:
     scores: Scores
     refused: Sequence[Refused] = ()
     spent: Spent = field(default_factory=Spent)
+    validation: dict[str, dict[str, float]] | None = None  # on the examples that choose, where there are such
+
+    @property
+    def deciding(self) -> dict[str, dict[str, float]]:
+        """What may decide something: on test examples only where there are no others."""
+        return self.scores.tiers if self.validation is None else self.validation
 
 
 def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Timely) -> Evaluation:
     """Evaluate every tier at the end of a round, with the help of these clients where the norm policy asks for it."""
     inquiry, tiers = Inquiry(setup, engine), setup.fleet.tiers
+    actions: list[Measure] = ["evaluate"] if setup.data.validation is None else ["evaluate", "validate"]
     if setup.method.policy.kept_by_clients:
-        state, scores = at.state, Scores(evaluate_clients(inquiry, at, clients))
+        state = at.state
+        scores = [Scores(each) for each in evaluate_clients(inquiry, at, clients, actions)]
     else:
         state = calibrate(inquiry, at.state, [tier.budget for tier in tiers], clients)
-        scores = evaluate_tiers(setup, state, tiers, engine.engine)
-    return Evaluation(state, scores, inquiry.refused, inquiry.spent)
+        scores = [evaluate_tiers(setup, state, tiers, engine.engine, action) for action in actions]
+    validation = scores[1].tiers if len(scores) > 1 else None
+    return Evaluation(state, scores[0], inquiry.refused, inquiry.spent, validation)
 
 
 def calibrate(
@@ -106,7 +115,11 @@ def _statistics(inquiry: Inquiry, state: ServerState, cut: Cut, clients: Sequenc
 
 
 def evaluate_tiers(
-    setup: Setup, state: ServerState, tiers: Sequence[Tier], engine: Engine | None = None
+    setup: Setup,
+    state: ServerState,
+    tiers: Sequence[Tier],
+    engine: Engine | None = None,
+    action: Measure = "evaluate",
 ) -> Scores:
     """Loss and metrics of what each tier is given; an engine that has workers lets them do it."""
     model, places = setup.model, dict[str, int]()
@@ -121,9 +134,10 @@ def evaluate_tiers(
             deployed.append(patches)
         places[tier.name] = known[cuts]
     if isinstance(engine, Measuring):
-        scores = engine.measure(deployed)
+        scores = engine.measure(deployed, action)
     else:
-        scores = [evaluate_patches(model, patches, setup.data.test) for patches in deployed]
+        _, examples = setup.data.measured[action]
+        scores = [evaluate_patches(model, patches, examples) for patches in deployed]
     costs = [[model.cost(patch.cut) for patch in patches] for patches in deployed]
     prediction = [
         {"params": sum(c.params for c in each), "macs": sum(c.macs for c in each)} for each in costs
@@ -135,25 +149,31 @@ def evaluate_tiers(
 
 
 def evaluate_clients(
-    inquiry: Inquiry, at: Checkpoint, clients: Sequence[Client]
-) -> dict[str, dict[str, float]]:
-    """What clients measure of their own networks, on their own test examples or the common ones: the mean of each tier.
+    inquiry: Inquiry, at: Checkpoint, clients: Sequence[Client], actions: Sequence[Measure] = ("evaluate",)
+) -> list[dict[str, dict[str, float]]]:
+    """What clients measure of their own networks, on their own examples or the common ones: the mean of each tier.
 
     Of a tier without clients that answer, a device without data is evaluated.
     """
-    setup, tiers = inquiry.setup, inquiry.setup.fleet.tiers
+    setup = inquiry.setup
     memories = {client.id: at.memory_of(client.id)[1] for client in clients}
     if setup.model.statistics:
         calibrated = _asked("calibrate", inquiry, at.state, clients, memories)
         memories = {update.client: update.memory for update in calibrated}
     able = [client for client in clients if client.id in memories]
-    answers = _asked("evaluate", inquiry, at.state, able, memories)
-    tier_of = {client.id: client.tier for client in clients}
+    answers = [_asked(action, inquiry, at.state, able, memories) for action in actions]
+    return [_by_tier(setup, at, able, each, action) for each, action in zip(answers, actions, strict=True)]
+
+
+def _by_tier(
+    setup: Setup, at: Checkpoint, clients: Sequence[Client], answers: Sequence[Update], action: Measure
+) -> dict[str, dict[str, float]]:
+    tiers, tier_of = setup.fleet.tiers, {client.id: client.tier for client in clients}
     found = {
         tier.name: [each.metrics for each in answers if tier_of[each.client] == tier.name] for tier in tiers
     }
     empty = [tier for tier in tiers if not found[tier.name]]
-    deployed = evaluate_tiers(setup, at.state, empty).tiers
+    deployed = evaluate_tiers(setup, at.state, empty, action=action).tiers
     return {
         name: {key: fmean(each[key] for each in scores) for key in scores[0]} if scores else deployed[name]
         for name, scores in found.items()
@@ -174,7 +194,7 @@ def personal_network(inquiry: Inquiry, at: Checkpoint, client: Client) -> Patch:
 
 
 def _asked(
-    action: Literal["calibrate", "evaluate"],
+    action: Literal["calibrate"] | Measure,
     inquiry: Inquiry,
     state: ServerState,
     clients: Sequence[Client],

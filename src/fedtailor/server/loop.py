@@ -52,7 +52,7 @@ def run_rounds(setup: Setup, engine: Engine, on_end: OnEnd, at: Checkpoint | Non
         if settings.evaluates(ended.state.round):
             able = faults.awake(clients, strikes, settings.engine)
             evaluation = evaluate(setup, ended, able, timely)
-            tiers = evaluation.scores.tiers
+            tiers = evaluation.deciding
             state = method.observe(evaluation.state, tiers)
             ended = replace(
                 ended,

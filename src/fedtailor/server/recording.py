@@ -37,6 +37,7 @@ def round_record(
         by_tier=by_tier,
         train_loss=_train_loss(merged),
         tiers=evaluation.scores.tiers if evaluation else None,
+        validation=evaluation.validation if evaluation else None,
         best_round=after.best.round if evaluated and after.best else None,
         deployed=evaluation.scores.deployed if evaluation else {},
         reported=_reported(merged),

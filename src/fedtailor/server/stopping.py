@@ -16,7 +16,8 @@ MEAN = "mean"
 class Stopping:
     """Early stopping and the choice of the final round.
 
-    Both look at the test examples, so a figure of a round that was chosen this way is a little too good.
+    Both look at validation examples (``data.validation``). Without these they look at the test examples, and a figure of
+    a round that was chosen this way is a little too good.
     """
 
     patience: int = 0
@@ -37,6 +38,11 @@ class Stopping:
         fine = math.isfinite(self.min_delta) and self.min_delta >= 0
         require(fine, "stopping.min_delta", self.min_delta, "at least 0")
         require(self.goal in ("auto", "max", "min"), "stopping.goal", self.goal, "auto, max or min")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether what an evaluation shows decides anything."""
+        return self.patience > 0 or self.restore_best
 
     def judge(self, best: Best | None, round: int, tiers: Tiers) -> Best:
         """The best evaluation after this one; of equal ones the earlier stays."""

@@ -19,6 +19,7 @@ from fedtailor.fleet import Tier
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
+from fedtailor.run.choosing import USUAL_SHARE, chooses
 from fedtailor.storage.files import replace_file
 from fedtailor.storage.run_folder import CONFIG, RunFolder
 
@@ -94,9 +95,22 @@ def make_plan(
             chosen = load_config(config, [*settings, *method_overrides(spec, seed, common)])
             path = folder.joinpath(*_cell_folder(cell)) / chosen.name
             planned.append(PlannedRun(variant, cell, seed, tier, chosen, RunFolder(path)))
-    plan = Plan(base, folder, tuple(variants), cells, numbers, tuple(planned))
+    plan = Plan(base, folder, tuple(variants), cells, numbers, tuple(_chosen_alike(planned)))
     _refuse_shared_folders(plan)
     return plan
+
+
+def _chosen_alike(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Where any run chooses by validation examples, all keep them back: every method trains on the same examples."""
+    if not any(run.config.data.validation == "auto" and chooses(run.config) for run in planned):
+        return list(planned)
+    return [replace(run, config=_with_share(run.config)) for run in planned]
+
+
+def _with_share(config: RunConfig) -> RunConfig:
+    if config.data.validation != "auto":
+        return config
+    return replace(config, data=replace(config.data, validation=USUAL_SHARE))
 
 
 def split_list(text: str) -> list[str]:

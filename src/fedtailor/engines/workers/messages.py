@@ -15,7 +15,7 @@ from fedtailor.elasticity.cutting.encoding import cut_from, cut_value
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.protocol import Answer
-from fedtailor.messages import Client, Lease, Refused, Task, Update
+from fedtailor.messages import Client, Lease, Measure, Refused, Task, Update
 from fedtailor.seeds import Seeds
 
 Value = dict[str, Any]
@@ -35,9 +35,10 @@ class Job:
     task: Task | None = None
 
 
-def evaluation_value(patches: Sequence[Patch], batches: range) -> Value:
-    """Which batches to evaluate, and the addresses of the patches that answer together."""
+def evaluation_value(patches: Sequence[Patch], batches: range, action: Measure) -> Value:
+    """Which batches to evaluate, of which examples, and the addresses of the patches that answer together."""
     return {
+        "action": action,
         "cuts": [cut_value(patch.cut) for patch in patches],
         "levels": [levels_value(patch.cut) for patch in patches],
         "batches": [batches.start, batches.stop],

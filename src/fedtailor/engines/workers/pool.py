@@ -22,7 +22,8 @@ from types import TracebackType
 import torch
 
 from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_score
-from fedtailor.data.federated import FederatedData
+from fedtailor.data.batches import Examples
+from fedtailor.data.federated import FederatedData, Parts
 from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
@@ -41,7 +42,7 @@ from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
 from fedtailor.engines.workers.worker import Luggage, machine_settings
 from fedtailor.errors import FedtailorError, require
-from fedtailor.messages import Refused, Task
+from fedtailor.messages import Measure, Refused, Task
 from fedtailor.method import Method
 
 TICK_SECONDS = 0.1  # how long the pool waits for an answer before it says that there is none yet
@@ -100,15 +101,17 @@ class WorkerPool:
                 mask = masked_cut(task).mask
                 yield answer_of(result, None if mask is None else mask.levels)
 
-    def measure(self, deployed: Sequence[Sequence[Patch]]) -> list[dict[str, float]]:
-        """Loss and metrics of each on the test examples, the batches of which are shared out between the workers."""
-        test, jobs = self.data.test, list[Job]()
+    def measure(
+        self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
+    ) -> list[dict[str, float]]:
+        """Loss and metrics of each on the examples for it, the batches of which are shared out between the workers."""
+        (_, examples), jobs = self.data.measured[action], list[Job]()
         places: dict[int, tuple[int, range]] = {}
         for number, patches in enumerate(deployed):
             tensors = [dict(patch.values) for patch in patches]
             effort = sum(self.model.cost(patch.cut).macs for patch in patches)
-            for batches in _shares(batches_of(test), self.count):
-                job = Job(tensors, evaluation_value(patches, batches), effort * len(batches))
+            for batches in _shares(batches_of(examples), self.count):
+                job = Job(tensors, evaluation_value(patches, batches, action), effort * len(batches))
                 places[id(job)] = number, batches
                 jobs.append(job)
         scores: list[dict[int, Score]] = [{} for _ in deployed]
@@ -117,7 +120,7 @@ class WorkerPool:
                 continue
             number, batches = places[id(done[0])]
             if isinstance(done[1], Lost):  # twice: in this process it can only fail with a message
-                found = batch_scores(self.model, deployed[number], test, batches)
+                found = batch_scores(self.model, deployed[number], examples, batches)
             else:
                 found = [(count, values) for count, values in done[1]["scores"]]
             scores[number].update(zip(batches, found, strict=True))
@@ -162,7 +165,7 @@ class WorkerPool:
 
     def _effort(self, task: Task) -> int:
         """How long a task takes, compared with others: a long one that starts last is what everyone waits for."""
-        measuring = task.action in ("calibrate", "evaluate")
+        measuring = task.action in ("calibrate", "evaluate", "validate")
         cost = self.model.cost(task.patch.cut) if measuring else self.method.work(task, self.model)
         return cost.macs * task.client.num_examples
 
@@ -237,7 +240,6 @@ def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> Lug
     devices = {tensor.device for tensor in (*model.module.parameters(), *model.module.buffers())}
     if any(device.type != "cpu" for device in devices):
         raise NotPortable(f"device = {', '.join(map(str, devices))}: worker processes run on the CPU")
-    tests = data.tests
     return Luggage(
         method=method,
         module=model.module,
@@ -248,9 +250,14 @@ def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> Lug
         examples=data.train,
         test=data.test,
         partition=_tensors(data.partition),
-        tests=None if tests is None else (tests.examples, *_tensors(tests.partition)),
+        tests=_own(data.tests),
+        validation=_own(data.validation),
         machine=machine_settings(),
     )
+
+
+def _own(parts: Parts | None) -> tuple[Examples, torch.Tensor, torch.Tensor] | None:
+    return None if parts is None else (parts.examples, *_tensors(parts.partition))
 
 
 def _tensors(partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ import torch
 
 from fedtailor.client.evaluate import batch_scores
 from fedtailor.data.batches import Batch, Examples
-from fedtailor.data.federated import Parts
+from fedtailor.data.federated import Measured, Parts
 from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
@@ -72,18 +72,20 @@ class Workshop:
     method: Method
     model: ElasticModel
     clients: Parts
-    test: Examples
-    tests: Parts | None = None  # the clients' own test examples
+    measured: Measured  # what is scored on
 
     def do(self, rest: Value, tensors: Tensors) -> Value:
         """What a job asks for."""
         if "batches" in rest:
             patches, batches = evaluation_of(rest, tensors)
-            scores = batch_scores(self.model, patches, self.test, batches)
+            scores = batch_scores(self.model, patches, self.measured[rest["action"]][1], batches)
             return {"scores": [[count, values] for count, values in scores]}
         task = task_of(rest, tensors[0])
-        data = self.clients.examples_for(task.client.id, task.action, self.tests, self.test)
+        data = self.clients.examples_for(task.client.id, task.action, self.measured)
         return answer_value(answer_to(task, self.method, data, self.model))
+
+
+Own = tuple[Examples, torch.Tensor, torch.Tensor]  # examples, and their partition: order, offsets
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Luggage:
     examples: Examples
     test: Examples
     partition: tuple[torch.Tensor, torch.Tensor]  # of the examples over the clients: order, offsets
-    tests: tuple[Examples, torch.Tensor, torch.Tensor] | None  # the clients' own, with their partition
+    tests: Own | None  # the clients' own
+    validation: Own | None  # what they keep back to choose by
     machine: Machine
 
     @property
@@ -115,7 +118,11 @@ class Luggage:
         """Build the model, and give every client its examples."""
         model = ElasticModel(self.module, self.groups, self.example, self.objective, network=self.network)
         own = None if self.tests is None else _parts(*self.tests)
-        return Workshop(self.method, model, _parts(self.examples, *self.partition), self.test, own)
+        measured: dict[str, tuple[Parts | None, Examples]] = {"evaluate": (own, self.test)}
+        if self.validation is not None:
+            kept = _parts(*self.validation)
+            measured["validate"] = kept, kept.whole
+        return Workshop(self.method, model, _parts(self.examples, *self.partition), measured)
 
 
 def _parts(examples: Examples, order: torch.Tensor, offsets: torch.Tensor) -> Parts:

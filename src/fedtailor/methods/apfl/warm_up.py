@@ -95,6 +95,10 @@ class WarmUp(PartialAggregation):
         """Whether the warm-up goes on: its rounds are not over, and the super-network still learns."""
         return state.round < self.warmup_rounds and not state.memory["learnt"]
 
+    @property
+    def chooses(self) -> bool:
+        return self.patience > 0 and self.warmup > 0
+
     def observe(self, state: ServerState, evaluation: Mapping[str, Metrics]) -> ServerState:
         """Whether the super-network still gains a point of accuracy."""
         if not self.patience or not self.warming(state):

@@ -167,6 +167,10 @@ class OFAFL(Method):
         known = {**state.memory["known"], **dict.fromkeys(sent, state.memory["depth"])}
         return replace(merged, memory={**state.memory, "known": known})
 
+    @property
+    def chooses(self) -> bool:
+        return self.trigger == "convergence"
+
     def observe(self, state: ServerState, evaluation: Mapping[str, Metrics]) -> ServerState:
         """Whether the smallest network, which the smallest device was given, still improves."""
         loss, best = next(iter(evaluation.values()))["loss"], state.memory["best"]
