@@ -165,7 +165,7 @@ class Method:
 
     @property
     def chooses(self) -> bool:
-        """Whether ``observe`` decides anything: then it is shown validation examples, and test examples decide nothing."""
+        """Whether ``observe`` decides anything: it is shown validation examples then, so that test examples do not."""
         return type(self).observe is not Method.observe
 
     def observe(self, state: ServerState, evaluation: Mapping[str, Metrics]) -> ServerState:

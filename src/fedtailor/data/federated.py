@@ -52,7 +52,7 @@ class Parts:
         return self.examples.subset(self.partition.order)
 
     def examples_for(self, client: int, action: str, measured: Measured) -> Examples:
-        """What a client works on: its training examples; to be measured, its own examples for that or the common ones."""
+        """What a client works on: its training examples; to measure, its own examples for that or the common ones."""
         if action not in measured:
             return self.part(client)
         own, common = measured[action]
@@ -124,7 +124,7 @@ class FederatedData:
         partition, held = hold_back_for_all(self.partition, share, min_examples, seeds)
         if len(held.order) == 0:
             raise FedtailorError(
-                f"data.validation = {share}: no client of {self.name} has more than {min_examples} examples, so that none "
+                f"data.validation = {share}: no client of {self.name} has more than {min_examples} examples, so none "
                 "can be kept back; 0 chooses by the test examples"
             )
         parts = Parts(self.train, held, self.client_names)

@@ -39,7 +39,7 @@ def chooses(config: RunConfig) -> bool:
 
 
 def choice_in_words(run: Run) -> str:
-    """What was chosen, by how many of which examples; nothing where no choice was made and nothing kept back for one."""
+    """What was chosen, by which examples; nothing where no choice was made and nothing kept back for one."""
     stopping, kept = run.setup.settings.stopping, run.data.validation
     choosing = stopping.chooses or run.method.chooses
     if kept is None and not choosing:

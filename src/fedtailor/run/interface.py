@@ -69,7 +69,8 @@ def train(
     whole numbers are classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises
     and reports.
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
-    stopping, the best round or the method chooses. ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
+    stopping, the best round or the method chooses.
+    ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     """
     settings = RoundSettings(

@@ -16,8 +16,8 @@ MEAN = "mean"
 class Stopping:
     """Early stopping and the choice of the final round.
 
-    Both look at validation examples (``data.validation``). Without these they look at the test examples, and a figure of
-    a round that was chosen this way is a little too good.
+    Both look at validation examples (``data.validation``). Without these they look at the test examples, and a figure
+    of a round that was chosen this way is a little too good.
     """
 
     patience: int = 0
