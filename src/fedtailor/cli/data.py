@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,12 +31,17 @@ def show(
     from fedtailor.data.datasets import load_dataset
     from fedtailor.data.federated import federate
     from fedtailor.errors import require
+    from fedtailor.objective import TASKS
+    from fedtailor.run.choosing import share_for
+    from fedtailor.run.learning import of_task
     from fedtailor.seeds import Seeds
 
     require(most >= 1, "--most", most, "at least 1")
     settings = load_config(config, overrides or []) if config else make_config({}, overrides or [])
     dataset = load_dataset(settings.data.dataset, **settings.data.options)
-    spread = federate(dataset, settings.data, Seeds(settings.seed))
+    dataset, seeds = of_task(dataset, TASKS.get(settings.objective.task)), Seeds(settings.seed)
+    share = share_for(settings.data.validation, settings.stopping, settings.built_method)
+    spread = federate(dataset, replace(settings.data, validation=share), seeds)
     if as_json:
         print_json({**picture.overview(spread), "rows": picture.rows(spread)})
         return

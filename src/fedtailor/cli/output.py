@@ -137,6 +137,7 @@ class RoundProgress:
 
 
 def _tier(name: str, metric: str, value: float) -> str:
-    return (
-        f"tier {name}: {100 * value:.1f} %" if metric == "accuracy" else f"tier {name}: {metric} {value:.4g}"
-    )
+    if metric == "accuracy":
+        return f"tier {name}: {100 * value:.1f} %"
+    shown = f"{100 * value:.1f} %" if metric.endswith("accuracy") else f"{value:.4g}"
+    return f"tier {name}: {metric} {shown}"

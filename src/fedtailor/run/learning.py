@@ -10,7 +10,7 @@ from fedtailor.data.datasets import Dataset
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
-from fedtailor.objective import OWN, TASKS, Objective, cross_entropy
+from fedtailor.objective import OWN, TASKS, LearningTask, cross_entropy
 
 
 def check_task(model: ElasticModel, data: FederatedData) -> None:
@@ -18,13 +18,7 @@ def check_task(model: ElasticModel, data: FederatedData) -> None:
     task, targets = model.learning_task, data.train.targets
     if task == OWN:
         if model.objective.loss is cross_entropy:
-            shapes = (
-                f"{tuple(targets.shape[1:])} per example, of type {str(targets.dtype).removeprefix('torch.')}"
-            )
-            raise FedtailorError(
-                f"the targets of {data.name} ({shapes}) are no classes of the model's outputs: set objective.task "
-                f"(task=... in Python) to {', '.join(TASKS)}, or give a loss of your own"
-            )
+            raise FedtailorError(_no_classes(targets, data.name))
         return
     if not isinstance(model.output, torch.Tensor):
         raise FedtailorError(
@@ -36,9 +30,20 @@ def check_task(model: ElasticModel, data: FederatedData) -> None:
     task.check(data.test.targets, shape, f"{data.name} (test)")
 
 
-def of_task(dataset: Dataset, objective: Objective) -> Dataset:
+def _no_classes(targets: torch.Tensor, name: str) -> str:
+    shape = "x".join(map(str, targets.shape[1:])) or "one"
+    likely = "multi-label" if bool(((targets == 0) | (targets == 1)).all()) else "regression"
+    others = ", ".join(other for other in TASKS if other != likely)
+    return (
+        f"the targets of {name} ({shape} {str(targets.dtype).removeprefix('torch.')} per example) are no classes of the "
+        f"model's outputs: set objective.task = {likely!r} (task={likely!r} in Python), or {others}; or give a loss of "
+        "your own"
+    )
+
+
+def of_task(dataset: Dataset, task: LearningTask | None) -> Dataset:
     """A data set of whole numbers has classes only if the task does: they may be multi-hot labels, or ages."""
-    if objective.task is None or objective.task.classes:
+    if task is None or task.classes:
         return dataset
     return dataclasses.replace(dataset, num_classes=0, label_names=())
 

@@ -38,7 +38,7 @@ OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not optio
 def prepare_config(config: RunConfig) -> Setup:
     """Everything that a configuration asks for, checked and ready."""
     seeds, objective = Seeds(config.seed), config.objective.build()
-    dataset = of_task(load_dataset(config.data.dataset, **config.data.options), objective)
+    dataset = of_task(load_dataset(config.data.dataset, **config.data.options), objective.task)
     data = federate(dataset, config.data, seeds)
     share = share_for(config.data.validation, config.stopping, config.built_method)
     data = data.with_validation(share, seeds, config.data.min_examples)
