@@ -24,6 +24,7 @@ FULL = RoundRecord(
     by_tier={"0.5": TierSpent(4, 8, 12, 2, 1, 16, 20), "1": TierSpent(6, 12, 18, 3, 2, 24, 28)},
     train_loss=0.1,
     tiers={"0.5": {"loss": 1.25, "accuracy": 0.5}, "1": {"loss": 1.0, "accuracy": 1 / 3}},
+    validation={"0.5": {"loss": 1.5, "accuracy": 0.25}, "1": {"loss": 1.125, "accuracy": 0.75}},
     best_round=1,
     deployed={"0.5": {"params": 7, "macs": 8}},
     reported={"3": {"cosine": 0.25}},

@@ -104,6 +104,7 @@ def _joined(by_tier: Mapping[str, RoundRecord]) -> RoundRecord:
         measuring=sum((record.measuring for record in records), Spent()),
         by_tier=_joined_tiers(records),
         tiers={tier: record.tiers[tier] for tier, record in by_tier.items() if record.tiers} or None,
+        validation={tier: each.validation[tier] for tier, each in by_tier.items() if each.validation} or None,
         deployed={tier: each.deployed[tier] for tier, each in by_tier.items() if tier in each.deployed},
         method={},
         coverage=(),

@@ -34,8 +34,9 @@ def _no_classes(targets: torch.Tensor, name: str) -> str:
     shape = "x".join(map(str, targets.shape[1:])) or "one"
     likely = "multi-label" if bool(((targets == 0) | (targets == 1)).all()) else "regression"
     others = ", ".join(other for other in TASKS if other != likely)
+    kind = str(targets.dtype).removeprefix("torch.")
     return (
-        f"the targets of {name} ({shape} {str(targets.dtype).removeprefix('torch.')} per example) are no classes of the "
+        f"the targets of {name} ({shape} {kind} per example) are no classes of the "
         f"model's outputs: set objective.task = {likely!r} (task={likely!r} in Python), or {others}; or give a loss of "
         "your own"
     )
