@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -276,20 +273,6 @@ def test_listings_as_tables_and_as_json(monkeypatch, capsys):
     assert set(json.loads(capsys.readouterr().out)) == set(dataset_names())
     assert call(monkeypatch, "datasets") == 0
     assert "digits" in capsys.readouterr().out
-
-
-def test_help_needs_no_torch():
-    """``--help`` answers at once: the heavy imports happen only where a command needs them."""
-    code = (
-        "import sys\nfrom fedtailor.cli.main import main\nsys.argv = ['fedtailor', '--help']\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\nprint('torch' in sys.modules)"
-    )
-    environment = {**os.environ, "COLUMNS": "80"}
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    assert shown.stdout.strip().endswith("False")
-    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
 
 
 def test_version(monkeypatch, capsys):

@@ -20,11 +20,13 @@ from fedtailor.cli.output import (
     RoundProgress,
     SetOption,
     console,
+    load_torch,
     messages,
     print_json,
     progress_bars,
     stoppable,
 )
+from fedtailor.cli.report import Format, OverwriteOption, check_place, format_of, write_report
 from fedtailor.cli.resume import notice
 from fedtailor.errors import FedtailorError, LockedError, require
 
@@ -81,11 +83,17 @@ def compare(
         Path | None,
         typer.Option(help="Write a report too, e.g. report.html; charts need the extra `report`."),
     ] = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
     require(jobs is None or jobs >= 1, "--jobs", jobs, "at least 1")
+    form: Format = "html"
     if report is not None:
+        form = format_of(None, report)
+        check_place(report, form, overwrite)
+    load_torch()
+    if form in ("html", "png") and report is not None:
         from fedtailor.report.page import require_charts
 
         require_charts()
@@ -94,9 +102,7 @@ def compare(
     if missing:
         _do(plan, missing, jobs)
     if report is not None:
-        from fedtailor.cli.report import write_report
-
-        write_report([plan.folder], report, target)
+        write_report([plan.folder], report, target, form)
     _show(plan, target, report, as_json)
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from rich.table import Table
+from rich.text import Text
 
-from fedtailor.cli.output import JsonOption, console, print_json
+from fedtailor.cli.output import JsonOption, console, load_torch, print_json
 
 
 def datasets(as_json: JsonOption = False) -> None:
     """List the data sets, and whether their files were found here."""
-    from fedtailor.data.datasets import dataset_names, describe
+    load_torch()
+    from fedtailor.data.datasets import dataset_names, describe, summary_and_state
 
-    rows = {name: describe(name) for name in dataset_names()}
     if as_json:
-        print_json(rows)
+        print_json({name: describe(name) for name in dataset_names()})
         return
     table = Table(title="Data sets", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("what it is", overflow="fold")
-    for name, text in rows.items():
-        table.add_row(name, text)
+    table.add_column("here?", overflow="fold")
+    for name in dataset_names():
+        summary, state = summary_and_state(name)
+        table.add_row(name, Text(summary), Text(state))
     console.print(table)

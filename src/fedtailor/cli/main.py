@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import compare, data, datasets, init, methods, profile, report, resume, run, watch
+from fedtailor.cli import (
+    compare,
+    data,
+    datasets,
+    init,
+    methods,
+    models,
+    profile,
+    report,
+    resume,
+    run,
+    runs,
+    watch,
+)
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
 
@@ -28,7 +41,9 @@ app.command("compare")(compare.compare)
 app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("profile")(profile.profile)
+app.command("runs")(runs.runs)
 app.command("methods")(methods.methods)
+app.command("models")(models.models)
 app.command("datasets")(datasets.datasets)
 app.add_typer(data.app, name="data")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,15 @@ def fail(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print a value as JSON, without colour or wrapping."""
     typer.echo(json.dumps(value, indent=2))
+
+
+def load_torch() -> None:
+    """Load PyTorch, which takes seconds, and say so on a terminal meanwhile."""
+    if "torch" in sys.modules or not messages.is_terminal:
+        import torch
+    else:
+        with messages.status("loading PyTorch"):
+            import torch  # noqa: F401
 
 
 def refuse_if_in_use(folder: Path) -> None:

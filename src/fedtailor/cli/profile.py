@@ -9,9 +9,12 @@ import typer
 from rich.table import Table
 
 from fedtailor.cli.grouping import grouped
-from fedtailor.cli.output import JsonOption, console, print_json
+from fedtailor.cli.output import JsonOption, console, load_torch, print_json
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
     from fedtailor.elasticity.model import ElasticModel
 
 
@@ -48,6 +51,7 @@ def profile(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a network costs: for every tier of a fleet, or at every width against a budget."""
+    load_torch()
     from fedtailor.elasticity.costing.budget import Budget
     from fedtailor.fleet import fleet_by_name
     from fedtailor.report.profile import profile as cost_profile
@@ -97,17 +101,28 @@ def _traced(model: str, input_shape: str, classes: int) -> ElasticModel:
     import torch
 
     from fedtailor.elasticity.front_door import elastic
-    from fedtailor.errors import FedtailorError, require
+    from fedtailor.errors import require
     from fedtailor.models import build_model
 
-    try:
-        shape = tuple(int(part) for part in input_shape.split("x"))
-    except ValueError:
-        raise FedtailorError(
-            f"--input {input_shape!r}: expected whole numbers such as 3x32x32 or 80"
-        ) from None
+    shape = parsed_shape(input_shape)
     require(classes >= 1, "--classes", classes, "at least 1")
     network = build_model(model, input_shape=shape, num_classes=classes)
+    return elastic(network, (example_of(network, shape), torch.zeros(2, dtype=torch.long)))
+
+
+def parsed_shape(text: str) -> tuple[int, ...]:
+    """``3x32x32`` as sizes."""
+    from fedtailor.errors import FedtailorError
+
+    try:
+        return tuple(int(part) for part in text.split("x"))
+    except ValueError:
+        raise FedtailorError(f"--input {text!r}: expected whole numbers such as 3x32x32 or 80") from None
+
+
+def example_of(network: Module, shape: tuple[int, ...]) -> Tensor:
+    """Two examples of a shape, all zeros: numbers of characters for a network that looks them up."""
+    import torch
+
     text = len(shape) == 1 and any(isinstance(layer, torch.nn.Embedding) for layer in network.modules())
-    inputs = torch.zeros((2, *shape), dtype=torch.long if text else torch.float32)
-    return elastic(network, (inputs, torch.zeros(2, dtype=torch.long)))
+    return torch.zeros((2, *shape), dtype=torch.long if text else torch.float32)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.output import messages
+from fedtailor.cli.output import load_torch, messages
+from fedtailor.errors import FedtailorError
 
 PortOption = Annotated[int, typer.Option(help="The port on this machine; 0 takes any free one.")]
 
@@ -17,6 +18,9 @@ def watch(
     port: PortOption = 0,
 ) -> None:
     """Show a run that goes on, has ended or has crashed as a page that only this machine can open."""
+    if not folder.is_dir():
+        raise FedtailorError(f"{folder}: no such folder; expected that of a run, see `fedtailor runs`")
+    load_torch()
     from fedtailor.report.live import Server
 
     server = Server(folder, port)

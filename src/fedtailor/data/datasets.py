@@ -48,6 +48,12 @@ def load_federated(settings: DataSettings, seeds: Seeds) -> FederatedData:
 
 def describe(name: str) -> str:
     """One line: what the data set is, and whether it is embedded, found, or would be downloaded."""
+    summary, state = summary_and_state(name)
+    return f"{summary} [{state}]"
+
+
+def summary_and_state(name: str) -> tuple[str, str]:
+    """What the data set is; whether it is embedded, found and where, or not here."""
     source = _source(name)
     found = source.find(search_folders())
     if source.embedded:
@@ -58,7 +64,7 @@ def describe(name: str) -> str:
         state = f"not here; {_mebibytes(source)} would be downloaded"
     else:
         state = f"not here; {source.advice}"
-    return f"{source.summary} [{state}]"
+    return source.summary, state
 
 
 def _source(name: str) -> Source:

@@ -58,6 +58,15 @@ def model_names() -> list[str]:
     return sorted(_builders)
 
 
+def summary_of(name: str) -> str:
+    """What a network is, in one line.
+
+    >>> summary_of("mlp")
+    'Multilayer perceptron with ReLU.'
+    """
+    return (_find(name).__doc__ or "").strip().partition("\n")[0]
+
+
 def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
     """The network ``name`` with fresh weights, for examples of ``input_shape`` (without the batch).
 

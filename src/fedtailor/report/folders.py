@@ -12,7 +12,6 @@ from typing import Any
 from fedtailor.charts.panel import ReportedRun
 from fedtailor.errors import FedtailorError
 from fedtailor.report.tables import join_by_tier
-from fedtailor.storage.files import in_use
 from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, METRICS, RunFolder
 from fedtailor.sweep.plan import COMPARISON
 
@@ -58,7 +57,7 @@ def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
         setting=", ".join(f"{key}={value}" for key, value in named.get("cell", {}).items()),
         seed=config.get("seed", 0),
         method=config.get("method", {}).get("name", "own method"),
-        state="finished" if run.finished else "running" if in_use(folder) else "interrupted",
+        state=run.state,
         folder=str(folder),
         records=run.records(),
         setup=run.setup(),

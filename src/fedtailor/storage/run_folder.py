@@ -10,6 +10,8 @@ checkpoints/           the last generations of the state and the best one (see g
 diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
 weights.safetensors    the result; there when the run has come to its end
 run.lock               locked while a run writes here
+
+PyTorch is loaded only where tensors are read or written, so that folders can be listed at once.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
 
 from fedtailor.errors import FedtailorError
 from fedtailor.record import Covered, RoundRecord, Row
-from fedtailor.storage.files import replace_file
+from fedtailor.storage.files import in_use, replace_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG = "config.toml"
 ENVIRONMENT = "environment.json"
@@ -51,6 +54,11 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / WEIGHTS).is_file()
+
+    @property
+    def state(self) -> str:
+        """How the run stands: finished, running or interrupted."""
+        return "finished" if self.finished else "running" if in_use(self.path) else "interrupted"
 
     def records(self) -> list[RoundRecord]:
         """What every round left: its row, with its coverage and the seconds that it took."""
@@ -92,11 +100,15 @@ class RunFolder:
 
     def save_weights(self, weights: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
         """Write the final weights: all of them, or none."""
+        from safetensors.torch import save
+
         values = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
         replace_file(self.path / WEIGHTS, [save(values, metadata={"ties": json.dumps(dict(ties))})])
 
     def save_diagnostics(self, tables: Mapping[str, Tensor]) -> None:
         """Write what a method has to show: all of it, or nothing."""
+        from safetensors.torch import save
+
         values = {name: value.detach().cpu().contiguous() for name, value in tables.items()}
         replace_file(self.path / DIAGNOSTICS, [save(values)])
 
@@ -123,6 +135,8 @@ def _covered(line: Row) -> tuple[int, list[Covered]]:
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,13 @@ def products(
     with torch.no_grad(), _plain_attention(), recorder:
         functional_call(shell, on_meta, *meta, tie_weights=False)
     return recorder.parts
+
+
+def forward_macs(module: nn.Module, args: tuple[Any, ...]) -> int:
+    """Multiply-accumulates of one example's forward pass through a whole module; nothing is traced or computed."""
+    weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    parts = products(module, weights, args, {})
+    return sum(math.prod(sizes) for sizes in parts) // examples_in(args, {})
 
 
 @contextmanager
