@@ -156,3 +156,89 @@ def test_shipped_configs_are_valid():
         assert first.startswith("# fedtailor "), file
         assert file.relative_to(root).as_posix() in first, file
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "left", "said"),
+    [
+        ("model.name=char-lstm", "model", {"name": "char-lstm"}, "model.channels = [4, 8]"),
+        ("method.name=fjord", "method", {"name": "fjord"}, 'method.width = "1/5"'),
+        ("data.dataset=mnist", "data", {"dataset": "mnist", "clients": 7}, "data.options = "),
+        ("fleet.name=uniform-2", "fleet", {"name": "uniform-2"}, "fleet.tiers = "),
+    ],
+)
+def test_another_choice_drops_what_belonged_to_the_first_and_says_so(override, section, left, said):
+    table = {
+        "data": {"dataset": "digits", "clients": 7, "options": {"a": 1}},
+        "model": {"name": "cnn", "channels": [4, 8]},
+        "method": {"name": "fedavg", "width": "1/5"},
+        "fleet": {"tiers": [{"name": "board", "width": 0.25}]},
+    }
+    notices: list[str] = []
+    config = make_config(table, [override], notices.append)
+    found = getattr(config, section)
+    fields = found if isinstance(found, dict) else {key: getattr(found, key) for key in left}
+    assert fields == left
+    (notice,) = notices
+    assert notice.startswith(override.replace("=", " = "))
+    assert said in notice
+
+
+def test_the_same_choice_keeps_its_options_and_new_options_stay():
+    table = {"model": {"name": "cnn", "channels": [4, 8]}}
+    notices: list[str] = []
+    assert make_config(table, ["model.name=cnn"], notices.append).model == table["model"]
+    assert notices == []
+    other = make_config(table, ["model.name=mlp", "model.hidden=[9]"], notices.append)
+    assert other.model == {"name": "mlp", "hidden": [9]}
+    assert len(notices) == 1
+
+
+def test_paths_in_a_file_start_from_the_file_and_those_of_overrides_from_here(tmp_path, monkeypatch):
+    project, here = tmp_path / "project", tmp_path / "here"
+    for folder in (project, here):
+        (folder / "photos").mkdir(parents=True)
+        (folder / "mine.npz").touch()
+        (folder / "start.safetensors").touch()
+    (here / "only.npz").touch()
+    file = project / "run.toml"
+    monkeypatch.chdir(here)
+
+    def read(line: str, *overrides: str) -> tuple[str, str]:
+        file.write_text(f'[data]\n{line}\n[model]\nname = "cnn"\nweights = "start.safetensors"\n')
+        config = load_config(file, overrides)
+        return config.data.dataset, config.model["weights"]
+
+    assert read('dataset = "mine.npz"') == (
+        str(project / "mine.npz"),
+        str(project / "start.safetensors"),
+    )
+    assert read('dataset = "photos"')[0] == str(project / "photos")
+    assert read('dataset = "digits"')[0] == "digits"
+    assert read('dataset = "only.npz"')[0] == "only.npz"  # as it was before: from here, where it is
+    assert read('dataset = "none.npz"')[0] == str(project / "none.npz")
+    assert read("", "data.dataset=mine.npz")[0] == str(here / "mine.npz")
+    again = tmp_path / "config.toml"
+    again.write_text(to_toml(load_config(file, ["data.dataset=mine.npz"])))
+    assert load_config(again).data.dataset == str(here / "mine.npz")
+
+
+def test_code_in_a_file_is_found_from_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "run.toml").write_text('[model]\nname = "mine.py:build"\n')
+    assert load_config(tmp_path / "run.toml").model["name"] == f"{tmp_path}/mine.py:build"
+
+
+@pytest.mark.parametrize("name", ["größe", "测试", "हिन्दी", "𠮷野家", "naïve-2.1_b"])
+def test_names_of_all_languages_are_names(name, tmp_path):
+    config = make_config({}, [f"name={name}"])
+    assert config.name == name
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    assert load_config(tmp_path / "config.toml").name == name
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", ".hidden", "...", "tab\t", "测" * 67, "a\u202eb"])
+def test_names_that_are_no_folders_are_refused(name):
+    with pytest.raises(FedtailorError, match="name = .*expected letters, digits"):
+        make_config({"name": name})

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
+import unicodedata
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -16,7 +19,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from fedtailor.client.sgd import LocalTraining
+from fedtailor.data.datasets import dataset_names
 from fedtailor.data.federated import DataSettings
+from fedtailor.data.own import looks_like_path
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
@@ -28,7 +33,17 @@ from fedtailor.server.stopping import Stopping
 from fedtailor.storage.journal import CheckpointSettings
 
 Table = dict[str, Any]
+OnNotice = Callable[[str], None]
 S = TypeVar("S")
+
+LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it
+# What was chosen for the one is of no use to another: an override of the first key drops the others of its section.
+CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "data": ("dataset", ("options",)),
+    "fleet": ("name", ("tiers", "drop_scale")),
+    "model": ("name", ()),  # all others
+    "method": ("name", ()),
+}
 
 
 @dataclass(frozen=True)
@@ -60,9 +75,8 @@ class RunConfig:
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
-        allowed = self.name.replace("-", "").replace("_", "").replace(".", "")
-        fine = bool(allowed) and allowed.isascii() and allowed.isalnum() and not self.name.startswith(".")
-        require(fine and len(self.name) <= 100, "name", self.name, "letters, digits, '-', '_' and '.'")
+        expected = f"letters, digits, '-', '_' and '.', at most {LONGEST_NAME} bytes"
+        require(_names_a_folder(self.name), "name", self.name, expected)
         require(self.threads >= 1, "threads", self.threads, "at least 1")
         require(
             self.device in ("auto", "cpu", "cuda", "mps"), "device", self.device, "auto, cpu, cuda or mps"
@@ -94,8 +108,13 @@ class RunConfig:
         return validated(method, {**settings, "local": local}, "method")
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a TOML file and apply overrides such as ``data.alpha=0.1``."""
+def load_config(
+    path: Path, overrides: Sequence[str] = (), on_notice: OnNotice = warnings.warn
+) -> RunConfig:
+    """Read a TOML file and apply overrides such as ``data.alpha=0.1``.
+
+    Paths in the file are relative to the file, those in overrides to the current folder.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -104,14 +123,17 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise FedtailorError(f"config {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise FedtailorError(f"config {path} is not valid TOML: {error}") from error
-    return make_config(table, overrides)
+    return make_config(anchored(table, path.parent), overrides, on_notice)
 
 
-def make_config(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """A checked configuration from plain tables."""
-    merged = _copied(table)
-    for override in overrides:
-        _apply(merged, override)
+def make_config(
+    table: Mapping[str, Any], overrides: Sequence[str] = (), on_notice: OnNotice = warnings.warn
+) -> RunConfig:
+    """A checked configuration from plain tables; ``on_notice`` is told what an override made useless."""
+    merged, changes = _copied(table), [_parsed(override) for override in overrides]
+    _drop_what_belonged_to_others(merged, changes, on_notice)
+    for change in changes:
+        _apply(merged, change)
     return validated(RunConfig, merged, "")
 
 
@@ -155,21 +177,83 @@ def _copied(table: Mapping[str, Any]) -> Table:
     return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
-def _apply(table: Table, override: str) -> None:
+@dataclass(frozen=True)
+class _Change:
+    """One override: ``a.b=c``."""
+
+    text: str
+    keys: tuple[str, ...]
+    value: Any
+
+
+def _parsed(override: str) -> _Change:
     """``a.b=c``: the value is TOML, or a plain string where it is not."""
     key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
+    keys = tuple(key.strip().split("."))
+    if not equals or not all(keys):
         raise FedtailorError(f"--set {override!r}: expected key=value, such as --set data.alpha=0.1")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    for part in parts[:-1]:
+    return _Change(override, keys, anchored_value(".".join(keys), value, Path()))
+
+
+def _apply(table: Table, change: _Change) -> None:
+    *above, last = change.keys
+    for part in above:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise FedtailorError(f"--set {override!r}: {part} is a value, not a table")
-    table[parts[-1]] = value
+            raise FedtailorError(f"--set {change.text!r}: {part} is a value, not a table")
+    table[last] = change.value
+
+
+def _drop_what_belonged_to_others(table: Table, changes: Sequence[_Change], on_notice: OnNotice) -> None:
+    """Where an override chooses another model, method, fleet or data set, the file's options for the first one go."""
+    for section, (choice, options) in CHOICES.items():
+        chosen = [change.value for change in changes if change.keys == (section, choice)]
+        found = table.get(section)
+        if not chosen or not isinstance(found, dict) or found.get(choice) == chosen[-1]:
+            continue
+        gone = [key for key in found if key != choice and (not options or key in options)]
+        told = ", ".join(f"{section}.{key} = {as_toml(found.pop(key))}" for key in gone)
+        if gone:
+            on_notice(f"{section}.{choice} = {chosen[-1]}: dropped {told}, which the config has for another")
+
+
+def anchored(table: Mapping[str, Any], folder: Path, above: str = "") -> Table:
+    """The table with its paths to files made absolute; relative ones start from ``folder``."""
+    return {
+        key: anchored(value, folder, f"{above}{key}.")
+        if isinstance(value, Mapping)
+        else anchored_value(f"{above}{key}", value, folder)
+        for key, value in table.items()
+    }
+
+
+def anchored_value(key: str, value: Any, folder: Path) -> Any:
+    """A setting that is a path, or names code in a file (``my_file.py:build``), with the whole path; others as is."""
+    if not isinstance(value, str):
+        return value
+    if ".py:" in value:
+        file, _, name = value.partition(".py:")
+        return f"{_whole(f'{file}.py', folder)}:{name}"
+    own = key == "data.dataset" and value not in dataset_names()
+    is_path = own and (looks_like_path(value) or (folder / value).is_dir())
+    return _whole(value, folder) if is_path or key == "model.weights" else value
+
+
+def _whole(path: str, folder: Path) -> str:
+    """The path seen from ``folder``, if that is where it leads; else, if it leads somewhere from here, as it is."""
+    given = Path(path).expanduser()
+    beside = folder / given
+    return path if not beside.exists() and given.exists() else os.path.abspath(beside)
+
+
+def _names_a_folder(name: str) -> bool:
+    """Letters of any language with their marks, digits, and what is harmless in a file's name."""
+    fine = all(letter in "-_." or unicodedata.category(letter)[0] in "LMN" for letter in name)
+    return fine and name.strip("-_.") != "" and name[0] != "." and len(name.encode()) <= LONGEST_NAME
 
 
 def to_toml(config: RunConfig) -> str:
@@ -200,4 +284,6 @@ def as_toml(value: Any) -> str:
         return json.dumps(str(value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return json.dumps(value)  # TOML writes strings, numbers and booleans as JSON does
+    if isinstance(value, str):  # letters as they are: TOML has no escapes for those beyond 16 bits that JSON has
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)  # TOML writes numbers and booleans as JSON does

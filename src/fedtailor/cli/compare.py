@@ -22,12 +22,12 @@ from fedtailor.cli.output import (
     console,
     load_torch,
     messages,
+    notice,
     print_json,
     progress_bars,
     stoppable,
 )
 from fedtailor.cli.report import Format, OverwriteOption, check_place, format_of, write_report
-from fedtailor.cli.resume import notice
 from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Which:
         from fedtailor.sweep.plan import make_plan
 
         grid, overrides = self.grid or [], self.overrides or []
-        return make_plan(self.config, self.methods, self.seeds, grid, overrides, self.runs)
+        return make_plan(self.config, self.methods, self.seeds, grid, overrides, self.runs, notice)
 
 
 @grouped

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.output import JsonOption, SetOption, console, print_json
+from fedtailor.cli.output import JsonOption, SetOption, console, load_torch, notice, print_json
 
 app = typer.Typer(help="Look at data sets and at how they are spread over clients.", no_args_is_help=True)
 
@@ -26,6 +26,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show how many examples of which class each client holds."""
+    load_torch()
     from fedtailor.config import load_config, make_config
     from fedtailor.data import picture
     from fedtailor.data.datasets import load_dataset
@@ -37,7 +38,8 @@ def show(
     from fedtailor.seeds import Seeds
 
     require(most >= 1, "--most", most, "at least 1")
-    settings = load_config(config, overrides or []) if config else make_config({}, overrides or [])
+    given = overrides or []
+    settings = load_config(config, given, notice) if config else make_config({}, given, notice)
     dataset = load_dataset(settings.data.dataset, **settings.data.options)
     dataset, seeds = of_task(dataset, TASKS.get(settings.objective.task)), Seeds(settings.seed)
     share = share_for(settings.data.validation, settings.stopping, settings.built_method)

@@ -8,20 +8,8 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import (
-    compare,
-    data,
-    datasets,
-    init,
-    methods,
-    models,
-    profile,
-    report,
-    resume,
-    run,
-    runs,
-    watch,
-)
+from fedtailor.cli import compare, data, init, profile, report, resume, run, watch
+from fedtailor.cli.lists import datasets, methods, models, runs
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
 

@@ -40,6 +40,11 @@ def fail(text: str) -> None:
     messages.print(text, markup=False, soft_wrap=True)
 
 
+def notice(text: str) -> None:
+    """Say what the user should know and need not act on."""
+    messages.print(f"note: {text}", markup=False, soft_wrap=not messages.is_terminal)
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON, without colour or wrapping."""
     typer.echo(json.dumps(value, indent=2))

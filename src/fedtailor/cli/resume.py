@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.output import JsonOption, RoundProgress, TrackOption, messages, refuse_if_in_use, stoppable
+from fedtailor.cli.output import JsonOption, RoundProgress, TrackOption, notice, refuse_if_in_use, stoppable
 from fedtailor.cli.run import show
 
 
@@ -41,8 +41,3 @@ def resume(
     ):
         finished = go_on(folder, allow_drift=allow_drift, on_round=on_round, on_notice=notice)
     show(finished, folder, as_json)
-
-
-def notice(text: str) -> None:
-    """Say what the user should know and need not act on."""
-    messages.print(f"note: {text}", markup=False, soft_wrap=True)

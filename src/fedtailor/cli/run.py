@@ -17,6 +17,7 @@ from fedtailor.cli.output import (
     TrackOption,
     console,
     messages,
+    notice,
     print_json,
     refuse_if_in_use,
     stoppable,
@@ -43,7 +44,7 @@ def run(
     from fedtailor.run.interface import run_config
     from fedtailor.trackers import tracking
 
-    settings = load_config(config, overrides or [])
+    settings = load_config(config, overrides or [], notice)
     folder = runs / settings.name
     title = f"{settings.name} ({settings.method['name']})"
     command = f"fedtailor resume {folder}"

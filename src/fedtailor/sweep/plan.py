@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import tomllib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import RunConfig, as_toml, load_config, to_toml
+from fedtailor.config import OnNotice, RunConfig, as_toml, load_config, to_toml
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier
 from fedtailor.fleet.presets import build_fleet
@@ -76,23 +77,30 @@ class Plan:
 
 
 def make_plan(
-    config: Path, methods: str, seeds: int, grid: Sequence[str], overrides: Sequence[str], runs: Path
+    config: Path,
+    methods: str,
+    seeds: int,
+    grid: Sequence[str],
+    overrides: Sequence[str],
+    runs: Path,
+    on_notice: OnNotice = warnings.warn,
 ) -> Plan:
     """Check everything that was asked for, before anything runs or is written."""
     require(seeds >= 1, "--seeds", seeds, "at least 1")
     variants = split_list(methods)
     require(len(variants) > 0, "--methods", methods, "at least one name, such as heterofl,fedavg")
     require(len(set(variants)) == len(variants), "--methods", methods, "every method once")
-    base = load_config(config, overrides)
+    base = load_config(config, overrides, on_notice)
     folder = runs / base.name
     cells = grid_cells(grid)
     numbers = tuple(base.seed + number for number in range(seeds))
     planned = []
     for cell, variant, seed in itertools.product(cells, variants, numbers):
         settings = [*overrides, *(f"{key}={value}" for key, value in cell)]
-        common = load_config(config, settings)
+        common = load_config(config, settings, _told_already)
         for tier, spec in one_per_tier(variant, build_fleet(common.fleet).tiers).items():
-            chosen = load_config(config, [*settings, *method_overrides(spec, seed, common)])
+            rules = method_overrides(spec, seed, common)
+            chosen = load_config(config, [*settings, *rules], _told_already)
             path = folder.joinpath(*_cell_folder(cell)) / chosen.name
             planned.append(PlannedRun(variant, cell, seed, tier, chosen, RunFolder(path)))
     plan = Plan(base, folder, tuple(variants), cells, numbers, tuple(_chosen_alike(planned)))
@@ -111,6 +119,10 @@ def _with_share(config: RunConfig) -> RunConfig:
     if config.data.validation != "auto":
         return config
     return replace(config, data=replace(config.data, validation=USUAL_SHARE))
+
+
+def _told_already(text: str) -> None:
+    """What overrides made useless is the same for all runs."""
 
 
 def split_list(text: str) -> list[str]:

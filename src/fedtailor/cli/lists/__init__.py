@@ -1,0 +1,1 @@
+"""Commands that say what there is: methods, models, data sets, runs."""
