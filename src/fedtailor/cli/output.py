@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedtailor.errors import LockedError
 from fedtailor.record import RoundRecord, headline
 from fedtailor.report.amounts import size
+from fedtailor.steps import TRAINING, heard_by
 
 console = Console(highlight=False)  # results, on standard output
 messages = Console(stderr=True, highlight=False)  # progress and errors, on standard error
@@ -94,6 +95,8 @@ def progress_bars() -> Progress | None:
 class RoundProgress:
     """A progress bar on a terminal; a plain line per evaluation elsewhere. Several may share their ``bars``.
 
+    Entered, it also shows what is being done: without a bar, a line for each step until training begins.
+
     ``earlier`` are the records of a run that goes on: what they sent counts, unless their rounds are done again.
     """
 
@@ -101,18 +104,23 @@ class RoundProgress:
         self, title: str, rounds: int, bars: Progress | None = None, earlier: Sequence[RoundRecord] = ()
     ) -> None:
         self.title, self.rounds, self.last, self.stage = title, rounds, "", ""
+        self.doing, self.begun, self.hearing = "starting", False, heard_by(self.step)
         self.sent = {record.round: record.spent.bytes for record in earlier}
         self.bar = bars or progress_bars()
-        self.task = self.bar.add_task(title, total=rounds, state="") if self.bar is not None else TaskID(0)
+        self.task = TaskID(0)
+        if self.bar is not None:
+            self.task = self.bar.add_task(title, total=rounds, state=self.doing)
 
     def __enter__(self) -> RoundProgress:
         if self.bar is not None:
             self.bar.start()
+        self.hearing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.hearing.__exit__(kind, error, traceback)
         if self.bar is not None:
             self.bar.stop()
 
@@ -120,6 +128,20 @@ class RoundProgress:
         """Take this bar away from those that it shares the screen with."""
         if self.bar is not None:
             self.bar.remove_task(self.task)
+
+    def step(self, text: str) -> None:
+        """Show what is being done from now on."""
+        self.begun = self.begun or text == TRAINING
+        self.doing = "" if text == TRAINING else text
+        if self.bar is not None:
+            self.bar.update(self.task, state=self._state())
+        elif not self.begun:
+            messages.print(f"{self.title}  {text}", markup=False, soft_wrap=True)
+
+    def _state(self) -> str:
+        """What stands beside the bar: what is being done, and what was last known."""
+        sent = size(sum(self.sent.values())) if self.sent else ""
+        return "  ".join(part for part in (self.doing, self.stage, self.last, sent) if part)
 
     def __call__(self, record: RoundRecord) -> None:
         """Show one finished round."""
@@ -136,8 +158,8 @@ class RoundProgress:
             shown = dict.fromkeys((names[0], names[-1]))
             self.last = "  ".join(_tier(name, metric, record.tiers[name][metric]) for name in shown)
         if self.bar is not None:
-            state = f"{self.stage}  {self.last}  {sent}".strip()
-            self.bar.update(self.task, completed=record.round, state=state)
+            self.doing = ""
+            self.bar.update(self.task, completed=record.round, state=self._state())
         elif record.tiers:
             line = f"{self.title}  round {record.round}/{self.rounds}  {self.last}  {sent}"
             messages.print(line, soft_wrap=True)

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.output import JsonOption, RoundProgress, TrackOption, notice, refuse_if_in_use, stoppable
+from fedtailor.cli.output import (
+    JsonOption,
+    RoundProgress,
+    TrackOption,
+    load_torch,
+    notice,
+    refuse_if_in_use,
+    stoppable,
+)
 from fedtailor.cli.run import show
 
 
@@ -25,6 +33,7 @@ def resume(
 ) -> None:
     """Go on with an interrupted run after its last saved round, to the result it would have had."""
     refuse_if_in_use(folder)
+    load_torch()
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.folders import flat
     from fedtailor.run.interface import resume as go_on

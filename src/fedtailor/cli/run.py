@@ -16,6 +16,7 @@ from fedtailor.cli.output import (
     SetOption,
     TrackOption,
     console,
+    load_torch,
     messages,
     notice,
     print_json,
@@ -39,6 +40,7 @@ def run(
 ) -> None:
     """Train one global model over unequal clients, and show the accuracy of every tier."""
     refuse_if_in_use(runs / _name(config, overrides or []))
+    load_torch()
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.folders import flat
     from fedtailor.run.interface import run_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.client.evaluate import evaluate_deployed
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
@@ -15,6 +15,7 @@ from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.messages import Measure, Task
 from fedtailor.method import Method
+from fedtailor.steps import step
 
 HEAD_START_SECONDS = 3.0  # about what starting workers costs: runs that are shorter do better without
 
@@ -59,7 +60,7 @@ class Automatic:
             except NotPortable as error:
                 self._do_without(error)
         started, (_, examples) = time.monotonic(), self._here.data.measured[action]
-        scores = [evaluate_patches(self._here.model, each, examples) for each in deployed]
+        scores = evaluate_deployed(self._here.model, deployed, examples)
         self._alone += time.monotonic() - started
         return scores
 
@@ -79,6 +80,7 @@ class Automatic:
             return False
         try:
             if self._pool is None:
+                step(f"starting {self._workers} workers")
                 here = self._here
                 self._pool = WorkerPool(here.method, here.model, here.data, self._workers)
                 self._pool.start()

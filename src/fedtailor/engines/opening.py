@@ -21,6 +21,7 @@ from fedtailor.engines.settings import EngineSettings, available_cores
 from fedtailor.engines.workers.luggage import check_portable
 from fedtailor.engines.workers.pool import WorkerPool, luggage_for
 from fedtailor.method import Method
+from fedtailor.steps import step
 
 
 @contextmanager
@@ -44,6 +45,7 @@ def open_engine(
     if workers == 0:
         yield InProcess(method, model, data)
         return
+    step(f"starting {workers} worker{'s' if workers > 1 else ''}")
     with WorkerPool(method, model, data, workers) as pool:
         yield pool
 

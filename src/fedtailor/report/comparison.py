@@ -16,7 +16,15 @@ from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
 from fedtailor.report.differences import Difference, judged, paired, what_seeds_can_tell
 from fedtailor.report.fairness import Allowed, allowed_by
-from fedtailor.report.tables import Results, comparison_rows, comparison_table, join_by_tier, shown, totals
+from fedtailor.report.tables import (
+    Results,
+    comparison_rows,
+    comparison_table,
+    join_by_tier,
+    method_column,
+    shown,
+    totals,
+)
 from fedtailor.report.targets import (
     Records,
     common_target,
@@ -149,7 +157,7 @@ def _cost_table(results: Results, target: float | None, metric: str) -> Table:
     if target is not None:
         title = f"Cost in all and to reach {metric} {shown(metric, target)} (mean over tiers)"
     table = Table(title=title, title_justify="left")
-    table.add_column("method", overflow="fold", min_width=10)
+    method_column(table, results)
     for column in ("FLOPs", "time", *(("rounds to", "sent to", "FLOPs to", "seeds") if costs else ())):
         table.add_column(column, justify="right", no_wrap=True)
     for method, runs in results.items():
@@ -169,7 +177,7 @@ def _cost_table(results: Results, target: float | None, metric: str) -> Table:
 def _difference_table(results: Results, metric: str) -> Iterator[Table | Text]:
     first = next(iter(results))
     table = Table(title=f"Against {first}: {metric}, mean over tiers, same seeds", title_justify="left")
-    table.add_column("method", overflow="fold", min_width=10)
+    method_column(table, results)
     table.add_column("difference", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     found = differences(results, metric)
@@ -193,7 +201,7 @@ def _tier_table(
         caption=caption,
         caption_justify="left",
     )
-    table.add_column("method", overflow="fold", min_width=10)
+    method_column(table, by_tier)
     for tier in tiers:
         table.add_column(tier, justify="right", no_wrap=True)
     for method, each in by_tier.items():

@@ -31,6 +31,7 @@ from fedtailor.run.choosing import share_for
 from fedtailor.run.learning import check_task, of_task, outputs_for, report_what_is_known
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
+from fedtailor.steps import step
 
 OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
 
@@ -38,6 +39,7 @@ OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not optio
 def prepare_config(config: RunConfig) -> Setup:
     """Everything that a configuration asks for, checked and ready."""
     seeds, objective = Seeds(config.seed), config.objective.build()
+    step(f"reading data: {Path(config.data.dataset).name}")
     dataset = of_task(load_dataset(config.data.dataset, **config.data.options), objective.task)
     data = federate(dataset, config.data, seeds)
     share = share_for(config.data.validation, config.stopping, config.built_method)
@@ -53,6 +55,7 @@ def prepare_config(config: RunConfig) -> Setup:
         start_from(module, Path(config.model["weights"]))
     device = pick_device(config.device)
     data = data.to(device)
+    step(f"tracing {config.model['name']}")
     model = elastic(module.to(device), data.example(), objective=objective, keep=config.model.get("keep", ()))
     if config.objective.metrics is None:
         report_what_is_known(model)
@@ -79,6 +82,7 @@ def prepare(
     seeds: Seeds,
 ) -> Setup:
     """Refuse what cannot run, before anything is trained or written."""
+    step("checking what each tier is given")
     if not model.learning_task.classes:
         data = dataclasses.replace(data, num_classes=0)
     check(method, model, data, fleet, settings)

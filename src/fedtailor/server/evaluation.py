@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.client.evaluate import evaluate_deployed
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import fit, meets
 from fedtailor.elasticity.cutting.cut import Cut
@@ -27,6 +27,7 @@ from fedtailor.record import Spent
 from fedtailor.server.faults import Timely
 from fedtailor.server.inquiry import Inquiry
 from fedtailor.server.setup import Setup
+from fedtailor.steps import step
 from fedtailor.storage.checkpoint import Checkpoint
 
 
@@ -59,10 +60,12 @@ def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Ti
     inquiry, tiers = Inquiry(setup, engine), setup.fleet.tiers
     actions: list[Measure] = ["evaluate"] if setup.data.validation is None else ["evaluate", "validate"]
     if setup.method.policy.kept_by_clients:
+        step("evaluating on clients")
         state = at.state
         scores = [Scores(each) for each in evaluate_clients(inquiry, at, clients, actions)]
     else:
         state = calibrate(inquiry, at.state, [tier.budget for tier in tiers], clients)
+        step(f"evaluating {len(tiers)} tiers")
         scores = [evaluate_tiers(setup, state, tiers, engine.engine, action) for action in actions]
     validation = scores[1].tiers if len(scores) > 1 else None
     return Evaluation(state, scores[0], inquiry.refused, inquiry.spent, validation)
@@ -79,6 +82,7 @@ def calibrate(
     method, model = inquiry.setup.method, inquiry.setup.model
     if not method.policy.measured_after or not model.statistics:
         return state
+    step("measuring norms on clients")
     weights = dict(state.weights)
     cuts = [method.cut_for(state, budget, model) for budget in budgets]
     for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name
@@ -137,7 +141,7 @@ def evaluate_tiers(
         scores = engine.measure(deployed, action)
     else:
         _, examples = setup.data.measured[action]
-        scores = [evaluate_patches(model, patches, examples) for patches in deployed]
+        scores = evaluate_deployed(model, deployed, examples)
     costs = [[model.cost(patch.cut) for patch in patches] for patches in deployed]
     prediction = [
         {"params": sum(c.params for c in each), "macs": sum(c.macs for c in each)} for each in costs

@@ -27,6 +27,7 @@ from fedtailor.server.faults import Timely, Try
 from fedtailor.server.recording import round_record
 from fedtailor.server.sampling import sample
 from fedtailor.server.setup import Setup
+from fedtailor.steps import TRAINING, step
 from fedtailor.storage.checkpoint import Checkpoint, settle
 
 OnEnd = Callable[[RoundRecord, Checkpoint], None]
@@ -43,6 +44,7 @@ def run_rounds(setup: Setup, engine: Engine, on_end: OnEnd, at: Checkpoint | Non
     at = at or setup.start
     timely = engine if isinstance(engine, Timely) else Timely(engine, settings.engine.deadline)
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
+        step(TRAINING)
         started = time.monotonic()
         at = replace(at, state=method.begin(at.state, model))
         clients = setup.clients(at.state.round)

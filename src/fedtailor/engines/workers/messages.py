@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,7 +25,7 @@ Tensors = list[dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is given: a client's task, or some batches of the test examples to evaluate patches on.
+    """What a worker is given: a client's task, or some batches of the test examples to evaluate all tiers on.
 
     Tensors travel by themselves, because several jobs may share them.
     """
@@ -35,22 +36,26 @@ class Job:
     task: Task | None = None
 
 
-def evaluation_value(patches: Sequence[Patch], batches: range, action: Measure) -> Value:
-    """Which batches to evaluate, of which examples, and the addresses of the patches that answer together."""
+def evaluation_value(deployed: Sequence[Sequence[Patch]], batches: range, action: Measure) -> Value:
+    """Which batches to evaluate, of which examples, and the patches' addresses, with how many answer together."""
+    patches = [patch for each in deployed for patch in each]
     return {
         "action": action,
+        "together": [len(each) for each in deployed],
         "cuts": [cut_value(patch.cut) for patch in patches],
         "levels": [levels_value(patch.cut) for patch in patches],
         "batches": [batches.start, batches.stop],
     }
 
 
-def evaluation_of(value: Mapping[str, Any], tensors: Tensors) -> tuple[list[Patch], range]:
+def evaluation_of(value: Mapping[str, Any], tensors: Tensors) -> tuple[list[list[Patch]], range]:
     """The inverse of ``evaluation_value``."""
     cuts = [
         cut_from(cut, levels_of(levels)) for cut, levels in zip(value["cuts"], value["levels"], strict=True)
     ]
-    return [Patch(each, cut) for each, cut in zip(tensors, cuts, strict=True)], range(*value["batches"])
+    patches = iter([Patch(each, cut) for each, cut in zip(tensors, cuts, strict=True)])
+    deployed = [list(itertools.islice(patches, count)) for count in value["together"]]
+    return deployed, range(*value["batches"])
 
 
 def task_value(task: Task) -> Value:

@@ -47,6 +47,7 @@ from fedtailor.method import Method
 
 TICK_SECONDS = 0.1  # how long the pool waits for an answer before it says that there is none yet
 TRIES = 2  # how often a task is given out before its client is refused
+SHARES = 4  # runs of test batches for each worker: one that is slower than the others is given fewer of them
 STARTS = 3  # workers in a row that may die before they are ready
 
 
@@ -104,26 +105,25 @@ class WorkerPool:
     def measure(
         self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
     ) -> list[dict[str, float]]:
-        """Loss and metrics of each on the examples for it, the batches of which are shared out between the workers."""
+        """Loss and metrics of each, in one pass over the examples for it, which the workers share out between them."""
         (_, examples), jobs = self.data.measured[action], list[Job]()
-        places: dict[int, tuple[int, range]] = {}
-        for number, patches in enumerate(deployed):
-            tensors = [dict(patch.values) for patch in patches]
-            effort = sum(self.model.cost(patch.cut).macs for patch in patches)
-            for batches in _shares(batches_of(examples), self.count):
-                job = Job(tensors, evaluation_value(patches, batches, action), effort * len(batches))
-                places[id(job)] = number, batches
-                jobs.append(job)
+        places: dict[int, range] = {}
+        tensors = [dict(patch.values) for patches in deployed for patch in patches]  # sent once to each worker
+        for batches in _shares(batches_of(examples), self.count * SHARES):
+            job = Job(tensors, evaluation_value(deployed, batches, action), len(batches))
+            places[id(job)] = batches
+            jobs.append(job)
         scores: list[dict[int, Score]] = [{} for _ in deployed]
         for done in self._work(jobs):
             if done is None:
                 continue
-            number, batches = places[id(done[0])]
+            batches = places[id(done[0])]
             if isinstance(done[1], Lost):  # twice: in this process it can only fail with a message
-                found = batch_scores(self.model, deployed[number], examples, batches)
+                found = batch_scores(self.model, deployed, examples, batches)
             else:
-                found = [(count, values) for count, values in done[1]["scores"]]
-            scores[number].update(zip(batches, found, strict=True))
+                found = [[(count, values) for count, values in each] for each in done[1]["scores"]]
+            for each, those in zip(scores, found, strict=True):
+                each.update(zip(batches, those, strict=True))
         return [mean_score(each[batch] for batch in sorted(each)) for each in scores]
 
     def _work(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Value | Lost] | None]:
@@ -224,7 +224,7 @@ class Lost:
 
 
 def _shares(batches: range, count: int) -> list[range]:
-    """Batches in as many runs as there are workers, of nearly equal length.
+    """Batches in runs of nearly equal length.
 
     >>> _shares(range(5), 2)
     [range(0, 2), range(2, 5)]

@@ -77,9 +77,9 @@ class Workshop:
     def do(self, rest: Value, tensors: Tensors) -> Value:
         """What a job asks for."""
         if "batches" in rest:
-            patches, batches = evaluation_of(rest, tensors)
-            scores = batch_scores(self.model, patches, self.measured[rest["action"]][1], batches)
-            return {"scores": [[count, values] for count, values in scores]}
+            deployed, batches = evaluation_of(rest, tensors)
+            scores = batch_scores(self.model, deployed, self.measured[rest["action"]][1], batches)
+            return {"scores": [[[count, values] for count, values in each] for each in scores]}
         task = task_of(rest, tensors[0])
         data = self.clients.examples_for(task.client.id, task.action, self.measured)
         return answer_value(answer_to(task, self.method, data, self.model))
