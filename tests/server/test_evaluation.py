@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.client.evaluate import evaluate_deployed, evaluate_patches
 from fedtailor.client.sgd import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
@@ -313,3 +314,21 @@ def test_tiers_that_get_the_same_piece_get_the_same_figures():
     results = scores(method, model, data, fleet)
     assert len(results) == 5
     assert len({tuple(figures.items()) for figures in results.values()}) == 1
+
+
+def test_all_tiers_are_evaluated_in_one_pass_over_the_examples():
+    """Each batch is prepared once for all tiers, and the scores are those of one tier at a time."""
+    prepared: list[int] = []
+
+    def count(batch, generator):
+        prepared.append(len(batch[-1]))
+        return batch
+
+    data, model = images(300, seed=7), cnn_model()
+    weights = model.weights()
+    widths = [prefix(model.groups, as_width(width)) for width in ("1/2", "1")]
+    deployed = [[model.cut(weights, cut)] for cut in widths]
+    scores = evaluate_deployed(model, deployed, data.prepared_by(count))
+    assert prepared == [256, 44]
+    assert scores == [evaluate_patches(model, patches, data) for patches in deployed]
+    assert scores[0] != scores[1]

@@ -151,11 +151,13 @@ def test_tasks_answers_and_evaluations_travel_to_workers(density, fresh):
     update = Update(4, 1, 1, task.patch, 10)
     back = answer_of(through(answer_value(update)), LEVELS)
     assert (back.patch.cut, back.patch.cut.mask) == (task.patch.cut, task.patch.cut.mask)
-    (patch,), _ = evaluation_of(
-        through(evaluation_value([task.patch], range(2))), through([dict(task.patch.values)])
-    )
-    assert patch.cut == task.patch.cut
-    assert not differing(patch.values, task.patch.values)
+    values = dict(task.patch.values)
+    question = evaluation_value([[task.patch], [task.patch]], range(2))
+    assert len(question["levels"]) == (task.patch.cut.mask is not None)  # one map for all tiers
+    for (patch,) in evaluation_of(through(question), through([values, values]))[0]:
+        assert patch.cut == task.patch.cut
+        assert patch.cut.mask == task.patch.cut.mask
+        assert not differing(patch.values, values)
 
 
 def test_a_mask_of_a_map_that_did_not_travel_is_refused():

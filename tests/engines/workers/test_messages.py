@@ -80,12 +80,14 @@ def test_tasks(budget):
 
 
 def test_evaluations():
-    patches = [Patch(VALUES, CUT), Patch({}, Cut.everything())]
-    tensors = through([dict(patch.values) for patch in patches])
-    there, batches = evaluation_of(through(evaluation_value(patches, range(3, 9))), tensors)
+    half, whole = Patch(VALUES, CUT), Patch({}, Cut.everything())
+    deployed = [[half, whole], [whole]]
+    tensors = through([dict(patch.values) for patches in deployed for patch in patches])
+    there, batches = evaluation_of(through(evaluation_value(deployed, range(3, 9))), tensors)
     assert batches == range(3, 9)
-    assert [(patch.cut, patch.cut.tag) for patch in there] == [(CUT, "1/2"), (Cut.everything(), "1")]
-    assert all(bits(there[0].values[name]) == bits(value) for name, value in VALUES.items())
+    cuts = [[(patch.cut, patch.cut.tag) for patch in patches] for patches in there]
+    assert cuts == [[(CUT, "1/2"), (Cut.everything(), "1")], [(Cut.everything(), "1")]]
+    assert all(bits(there[0][0].values[name]) == bits(value) for name, value in VALUES.items())
 
 
 def test_updates():

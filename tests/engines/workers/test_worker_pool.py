@@ -198,10 +198,11 @@ class Sharing:
             del self.pool._work
 
     def _work(self, jobs):
-        assert len(jobs) >= len(self.pool.data.test.columns[-1]) // 20
+        assert len({id(job.tensors) for job in jobs}) == 1  # of all tiers, sent once
         for job in reversed(jobs):
-            patches, batches = evaluation_of(job.rest, job.tensors)
-            yield job, {"scores": [list(score) for score in batch_scores(MODEL, patches, DATA.test, batches)]}
+            deployed, batches = evaluation_of(job.rest, job.tensors)
+            scores = batch_scores(MODEL, deployed, DATA.test, batches)
+            yield job, {"scores": [[list(score) for score in each] for each in scores]}
             yield None
 
 

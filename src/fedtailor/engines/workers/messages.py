@@ -38,20 +38,25 @@ class Job:
 
 def evaluation_value(deployed: Sequence[Sequence[Patch]], batches: range, action: Measure) -> Value:
     """Which batches to evaluate, of which examples, and the patches' addresses, with how many answer together."""
-    patches = [patch for each in deployed for patch in each]
+    cuts = [patch.cut for patches in deployed for patch in patches]
+    maps = {id(cut.mask.levels): cut for cut in cuts if cut.mask is not None}  # tiers share one, as a rule
+    places = {each: place for place, each in enumerate(maps)}
     return {
         "action": action,
-        "together": [len(each) for each in deployed],
-        "cuts": [cut_value(patch.cut) for patch in patches],
-        "levels": [levels_value(patch.cut) for patch in patches],
+        "together": [len(patches) for patches in deployed],
+        "cuts": [cut_value(cut) for cut in cuts],
+        "levels": [levels_value(cut) for cut in maps.values()],
+        "levels_of": [None if cut.mask is None else places[id(cut.mask.levels)] for cut in cuts],
         "batches": [batches.start, batches.stop],
     }
 
 
 def evaluation_of(value: Mapping[str, Any], tensors: Tensors) -> tuple[list[list[Patch]], range]:
     """The inverse of ``evaluation_value``."""
+    maps = [levels_of(levels) for levels in value["levels"]]
     cuts = [
-        cut_from(cut, levels_of(levels)) for cut, levels in zip(value["cuts"], value["levels"], strict=True)
+        cut_from(cut, None if place is None else maps[place])
+        for cut, place in zip(value["cuts"], value["levels_of"], strict=True)
     ]
     patches = iter([Patch(each, cut) for each, cut in zip(tensors, cuts, strict=True)])
     deployed = [list(itertools.islice(patches, count)) for count in value["together"]]
