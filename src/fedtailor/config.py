@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -58,8 +58,9 @@ class RunConfig:
     """Federated rounds."""
     clients_per_round: int = 10
     """How many clients take part in a round."""
-    evaluate_every: int = 5
-    """Rounds between evaluations of every tier; the last round is always evaluated."""
+    evaluate_every: int | Literal["auto"] = "auto"
+    """Rounds between evaluations of every tier; auto: so many that it is below a tenth of the work. The last round is
+    always evaluated."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     threads: int = 1
@@ -108,9 +109,7 @@ class RunConfig:
         return validated(method, {**settings, "local": local}, "method")
 
 
-def load_config(
-    path: Path, overrides: Sequence[str] = (), on_notice: OnNotice = warnings.warn
-) -> RunConfig:
+def load_config(path: Path, overrides: Sequence[str] = (), on_notice: OnNotice = warnings.warn) -> RunConfig:
     """Read a TOML file and apply overrides such as ``data.alpha=0.1``.
 
     Paths in the file are relative to the file, those in overrides to the current folder.
@@ -284,6 +283,8 @@ def as_toml(value: Any) -> str:
         return json.dumps(str(value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str):  # letters as they are: TOML has no escapes for those beyond 16 bits that JSON has
+    if isinstance(
+        value, str
+    ):  # letters as they are: TOML has no escapes for those beyond 16 bits that JSON has
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)  # TOML writes numbers and booleans as JSON does

@@ -278,3 +278,16 @@ def test_listings_as_tables_and_as_json(monkeypatch, capsys):
 def test_version(monkeypatch, capsys):
     assert call(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("fedtailor 0.")
+
+
+def test_how_often_is_evaluated_is_settled_said_and_written(folder, monkeypatch, capsys):
+    from fedtailor.config import load_config
+
+    file = folder / "small.toml"
+    file.write_text(file.read_text().replace("evaluate_every = 1\n", "").replace("rounds = 2", "rounds = 3"))
+    assert call(monkeypatch, "run", "small.toml") == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: every tier")]
+    every = load_config(folder / "runs/small/config.toml").evaluate_every
+    assert every == 3
+    assert "once, at the end" in said
+    assert call(monkeypatch, "resume", "runs/small") == 0  # the same settings: no drift

@@ -266,7 +266,7 @@ def test_the_learning_rate_follows_the_round():
     [
         ({"rounds": 0}, "rounds = 0: expected at least 1"),
         ({"clients_per_round": 0}, "clients_per_round = 0: expected at least 1"),
-        ({"evaluate_every": 0}, "evaluate_every = 0: expected at least 1"),
+        ({"evaluate_every": 0}, "evaluate_every = 0: expected auto, or at least 1"),
         ({"rounds": -3}, "rounds = -3: expected at least 1"),
     ],
 )

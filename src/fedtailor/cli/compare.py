@@ -60,10 +60,12 @@ class Which:
 
     def plan(self) -> Plan:
         """The runs, checked."""
+        from fedtailor.sweep.evaluations import evaluated_alike
         from fedtailor.sweep.plan import make_plan
 
         grid, overrides = self.grid or [], self.overrides or []
-        return make_plan(self.config, self.methods, self.seeds, grid, overrides, self.runs, notice)
+        plan = make_plan(self.config, self.methods, self.seeds, grid, overrides, self.runs, notice)
+        return evaluated_alike(plan, notice)
 
 
 @grouped

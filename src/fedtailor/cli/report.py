@@ -17,9 +17,7 @@ Format = Literal["html", "md", "csv", "png"]
 FILES = ("html", "md")  # the others are folders
 ENDINGS = {".html": "html", ".htm": "html", ".md": "md", ".csv": "csv", ".png": "png"}
 
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a report that is there already.")
-]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a report that is there already.")]
 
 
 def report(
@@ -60,7 +58,9 @@ def format_of(form: str | None, output: Path | None) -> Format:
     require(chosen in get_args(Format), "--format", chosen, "html, md, csv or png")
     if ending and said != chosen and (form is None or chosen in FILES):
         hint = "; a browser prints the page as PDF" if ending == ".pdf" else ""
-        expected = f"a name that ends in .{chosen}" if form else "a name that ends in .html, .md, .csv or .png"
+        expected = (
+            f"a name that ends in .{chosen}" if form else "a name that ends in .html, .md, .csv or .png"
+        )
         raise FedtailorError(f"--output {str(output)!r}: expected {expected}{hint}")
     return chosen  # type: ignore[return-value]
 

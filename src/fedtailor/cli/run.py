@@ -57,7 +57,7 @@ def run(
         RoundProgress(title, settings.rounds) as progress,
         tracking(track or [], folder, known, progress) as on_round,
     ):
-        finished = run_config(settings, folder, on_round)
+        finished = run_config(settings, folder, on_round, notice)
     show(finished, folder, as_json)
 
 

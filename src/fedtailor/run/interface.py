@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -27,6 +28,7 @@ from fedtailor.run.result import Run
 from fedtailor.run.setup import federated, method_with, pick_device, prepare, prepare_config, torch_threads
 from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
+from fedtailor.server.schedule import in_words
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage.checkpoint import Checkpoint
@@ -46,7 +48,7 @@ def train(
     *,
     rounds: int = 20,
     clients_per_round: int = 10,
-    evaluate_every: int = 5,
+    evaluate_every: int | Literal["auto"] = "auto",
     training: LocalTraining | Mapping[str, Any] | None = None,
     task: str | None = None,
     loss: Loss | str | None = None,
@@ -71,6 +73,7 @@ def train(
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
+    Tiers are evaluated after every ``evaluate_every`` rounds and at the end; ``auto`` keeps it below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     """
     settings = RoundSettings(
@@ -95,9 +98,18 @@ def train(
         return _start(setup, threads, on_round, journal)
 
 
-def run_config(config: RunConfig, path: Path, on_round: OnRound | None = None) -> Run:
-    """Run a configuration and write its folder; nothing is written unless the run can start."""
+def run_config(
+    config: RunConfig, path: Path, on_round: OnRound | None = None, on_notice: OnNotice = warnings.warn
+) -> Run:
+    """Run a configuration and write its folder; nothing is written unless the run can start.
+
+    ``on_notice`` is told before the first round how often tiers are evaluated, where the configuration leaves it open.
+    """
     setup = prepare_config(config)
+    every = setup.settings.evaluate_every
+    if config.evaluate_every == "auto" and every != "auto":
+        on_notice(in_words(setup.work(), config.rounds, every))
+        config = replace(config, evaluate_every=every)  # what is written and resumed is settled
     with Journal.create(path, texts_of(setup, config.threads, config)) as journal:
         mark = fingerprint_of(setup, config.threads, config)
         journal.begin(mark, config.checkpoint, setup.start, setup.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
@@ -13,6 +14,7 @@ from fedtailor.errors import require
 from fedtailor.fleet import Fleet, Population
 from fedtailor.method import Method
 from fedtailor.seeds import Seeds
+from fedtailor.server.schedule import Work
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage.checkpoint import Checkpoint, settle
 
@@ -23,18 +25,21 @@ class RoundSettings:
 
     rounds: int = 20
     clients_per_round: int = 10
-    evaluate_every: int = 5  # rounds; the last round is always evaluated
+    evaluate_every: int | Literal["auto"] = "auto"  # rounds; the last round is always evaluated
     stopping: Stopping = field(default_factory=Stopping)
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
         require(self.clients_per_round >= 1, "clients_per_round", self.clients_per_round, "at least 1")
-        require(self.evaluate_every >= 1, "evaluate_every", self.evaluate_every, "at least 1")
+        every = self.evaluate_every
+        fine = every == "auto" or (isinstance(every, int) and every >= 1)
+        require(fine, "evaluate_every", every, "auto, or at least 1")
 
     def evaluates(self, round: int) -> bool:
-        """Whether every tier is evaluated after this round."""
-        return round % self.evaluate_every == 0 or round == self.rounds
+        """Whether every tier is evaluated after this round; ``auto`` alone, before a setup settles it, at the end."""
+        every = self.rounds if self.evaluate_every == "auto" else self.evaluate_every
+        return round % every == 0 or round == self.rounds
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,17 @@ class Setup:
         settings: RoundSettings,
         seeds: Seeds,
     ) -> Setup:
-        """A setup whose method makes its first state now, once for the whole run."""
-        return cls(method, model, data, fleet, settings, seeds, Checkpoint(settle(method.init(model))))
+        """A setup whose method makes its first state now, once for the whole run; how often to evaluate is settled."""
+        setup = cls(method, model, data, fleet, settings, seeds, Checkpoint(settle(method.init(model))))
+        if settings.evaluate_every != "auto":
+            return setup
+        every = setup.work().rounds_between(settings.rounds)
+        return replace(setup, settings=replace(settings, evaluate_every=every))
+
+    def work(self) -> Work:
+        """What a round of training and an evaluation are estimated to cost."""
+        state, count = self.start.state, self.settings.clients_per_round
+        return Work.of(self.method, self.model, self.data, self.fleet, state, count)
 
     def clients(self, round: int) -> Population:
         """All clients with the tiers and budgets that they have in this round."""

@@ -223,7 +223,10 @@ def neutral_settings(method: str) -> dict[str, str]:
 
 def is_same(run: PlannedRun) -> bool:
     """Whether the folder holds this run. How many processes work changes no result and is not compared."""
-    return _comparable(load_config(run.folder.path / CONFIG)) == _comparable(run.config)
+    there = load_config(run.folder.path / CONFIG)
+    if run.config.evaluate_every == "auto":  # what is there has settled it
+        there = replace(there, evaluate_every="auto")
+    return _comparable(there) == _comparable(run.config)
 
 
 def _comparable(config: RunConfig) -> str:

@@ -47,7 +47,9 @@ def runs(
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         rounds = f"{row['round']}/{row['rounds'] or '?'}"
-        table.add_row(row["run"], row["method"], row["state"], rounds, _shown(row["best"]), size(row["bytes"]))
+        table.add_row(
+            row["run"], row["method"], row["state"], rounds, _shown(row["best"]), size(row["bytes"])
+        )
     console.print(table)
 
 
@@ -76,11 +78,12 @@ def _row(run: RunFolder, above: Path) -> dict[str, Any]:
 
 def _best(records: Sequence[RoundRecord]) -> dict[str, Any] | None:
     """The best evaluation: of the metric that a run is judged by, the mean over tiers."""
-    means = [
-        {"metric": (metric := headline(each.tiers)), "round": each.round,
-         "value": fmean(tier[metric] for tier in each.tiers.values())}
-        for each in records if each.tiers
-    ]  # fmt: skip
+    means: list[dict[str, Any]] = []
+    for record in records:
+        if record.tiers:
+            metric = headline(record.tiers)
+            value = fmean(tier[metric] for tier in record.tiers.values())
+            means.append({"metric": metric, "round": record.round, "value": value})
     if not means:
         return None
     sign = -1 if less_is_better(means[0]["metric"]) else 1

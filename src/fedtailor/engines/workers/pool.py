@@ -108,7 +108,7 @@ class WorkerPool:
         """Loss and metrics of each, in one pass over the examples for it, which the workers share out between them."""
         (_, examples), jobs = self.data.measured[action], list[Job]()
         places: dict[int, range] = {}
-        tensors = [dict(patch.values) for patches in deployed for patch in patches]  # sent once to each worker
+        tensors = [dict(each.values) for patches in deployed for each in patches]  # sent once to each worker
         for batches in _shares(batches_of(examples), self.count * SHARES):
             job = Job(tensors, evaluation_value(deployed, batches, action), len(batches))
             places[id(job)] = batches
