@@ -152,7 +152,7 @@ def test_tasks_answers_and_evaluations_travel_to_workers(density, fresh):
     back = answer_of(through(answer_value(update)), LEVELS)
     assert (back.patch.cut, back.patch.cut.mask) == (task.patch.cut, task.patch.cut.mask)
     values = dict(task.patch.values)
-    question = evaluation_value([[task.patch], [task.patch]], range(2))
+    question = evaluation_value([[task.patch], [task.patch]], range(2), "evaluate")
     assert len(question["levels"]) == (task.patch.cut.mask is not None)  # one map for all tiers
     for (patch,) in evaluation_of(through(question), through([values, values]))[0]:
         assert patch.cut == task.patch.cut

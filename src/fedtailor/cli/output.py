@@ -140,7 +140,7 @@ class RoundProgress:
 
     def _state(self) -> str:
         """What stands beside the bar: what is being done, and what was last known."""
-        sent = size(sum(self.sent.values())) if self.sent else ""
+        sent = size(sum(self.sent.values())) if self.sent and not self.doing else ""
         return "  ".join(part for part in (self.doing, self.stage, self.last, sent) if part)
 
     def __call__(self, record: RoundRecord) -> None:

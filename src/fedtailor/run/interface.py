@@ -73,7 +73,7 @@ def train(
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
-    Tiers are evaluated after every ``evaluate_every`` rounds and at the end; ``auto`` keeps it below a tenth of the work.
+    Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     """
     settings = RoundSettings(

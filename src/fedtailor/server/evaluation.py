@@ -82,7 +82,7 @@ def calibrate(
     method, model = inquiry.setup.method, inquiry.setup.model
     if not method.policy.measured_after or not model.statistics:
         return state
-    step("measuring norms on clients")
+    step("measuring norms")
     weights = dict(state.weights)
     cuts = [method.cut_for(state, budget, model) for budget in budgets]
     for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name

@@ -90,11 +90,9 @@ def in_words(work: Work, rounds: int, every: int) -> str:
     told = f"about {share:.0f} %" if share >= 1 else "less than 1 %"
     if every < rounds:
         times = "round" if every == 1 else f"{every} rounds"
-        return (
-            f"every tier is evaluated after every {times}, {told} of the work; evaluate_every says otherwise"
-        )
+        return f'every tier is evaluated after every {times}, {told} of the work (evaluate_every = "auto")'
     alike = work.evaluating / work.training
     return (
-        f"every tier is evaluated once, at the end: one evaluation is as much work as {alike:.2g} rounds; "
-        "evaluate_every says otherwise"
+        'every tier is evaluated once, at the end (evaluate_every = "auto"): '
+        f"one evaluation is as much work as {alike:.2g} rounds"
     )

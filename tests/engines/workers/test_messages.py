@@ -83,7 +83,7 @@ def test_evaluations():
     half, whole = Patch(VALUES, CUT), Patch({}, Cut.everything())
     deployed = [[half, whole], [whole]]
     tensors = through([dict(patch.values) for patches in deployed for patch in patches])
-    there, batches = evaluation_of(through(evaluation_value(deployed, range(3, 9))), tensors)
+    there, batches = evaluation_of(through(evaluation_value(deployed, range(3, 9), "validate")), tensors)
     assert batches == range(3, 9)
     cuts = [[(patch.cut, patch.cut.tag) for patch in patches] for patches in there]
     assert cuts == [[(CUT, "1/2"), (Cut.everything(), "1")], [(Cut.everything(), "1")]]
