@@ -6,6 +6,7 @@ import pytest
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.methods.registry import get_method
+from fedtailor.seeds import Seeds
 from fedtailor.server.schedule import MOST_EVALUATIONS, Work, in_words
 from fedtailor.server.setup import RoundSettings
 from helpers import cnn_model, federated, image_data, images, setup_of
@@ -34,6 +35,9 @@ def test_the_estimate_is_what_a_run_counts():
     assert averaged == Work(2 * 6 * 3 * cost, 20 * cost)
     measured = setup_of(get_method("heterofl")(), model, data, "equal", settings).work()
     assert measured == Work(2 * 6 * 3 * cost, 20 * cost + 24 * cost)
+    kept = data.with_validation(1 / 3, Seeds(0))  # two examples of each client choose
+    choosing = setup_of(get_method("fedavg")(), model, kept, "equal", settings).work()
+    assert choosing == Work(2 * 4 * 3 * cost, (20 + 8) * cost)
 
 
 def test_a_setup_settles_it_and_an_explicit_number_stays():

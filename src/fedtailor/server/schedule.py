@@ -44,10 +44,14 @@ class Work:
         seen = method.local.examples_for(examples // clients)
         training = clients_per_round * seen * 3 * mean  # a backward pass counts as two forward passes
         if method.policy.kept_by_clients:
-            tested = len(data.test) * clients if data.tests is None else len(data.tests.partition.order)
+            scored = sum(
+                len(common) * clients if own is None else len(own.partition.order)
+                for own, common in data.measured.values()
+            )
             calibrated = examples if model.statistics else 0
-            return cls(training, (calibrated + tested) * mean)
-        evaluating = float(len(data.test) * sum(set(costs)))  # tiers with the same piece are evaluated once
+            return cls(training, (calibrated + scored) * mean)
+        scored = sum(len(common) for _, common in data.measured.values())
+        evaluating = float(scored * sum(set(costs)))  # tiers with the same piece are evaluated once
         if method.policy.measured_after and model.statistics:
             able = {
                 cost: sum(s for s, other in zip(shares, costs, strict=True) if other >= cost)
