@@ -76,9 +76,10 @@ FLOORS: list[set[str]] = [
     {"engines"},
     {"server"},
     {"config"},
+    {"report"},  # made from run folders alone
+    {"progress"},
     {"run"},
     {"sweep"},
-    {"report"},
     {"cli"},
     {"__main__"},
 ]

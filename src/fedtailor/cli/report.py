@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedtailor.cli.output import console
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import require
 
-Format = Literal["html", "md", "csv", "png"]
+if TYPE_CHECKING:
+    from fedtailor.report.export import Format
 
 
 def report(
@@ -34,6 +34,8 @@ def report(
     ] = None,
 ) -> None:
     """Show runs as one self-contained page that opens offline; also as Markdown, CSV or PNG."""
+    from fedtailor.report.export import write_report
+
     chosen = _format(form, output)
     default = {"html": "report.html", "md": "report.md", "csv": "report-csv", "png": "report-png"}[chosen]
     place = output or Path(default)
@@ -46,32 +48,3 @@ def _format(form: str | None, output: Path | None) -> Format:
     chosen = form or guessed
     require(chosen in ("html", "md", "csv", "png"), "--format", chosen, "html, md, csv or png")
     return chosen  # type: ignore[return-value]
-
-
-def write_report(
-    runs: Sequence[Path], place: Path, target: float | None = None, form: Format = "html"
-) -> None:
-    """Read the runs and write the report."""
-    from fedtailor.report import export
-    from fedtailor.report.folders import read_runs
-    from fedtailor.report.page import page, require_charts
-    from fedtailor.report.panels.all_panels import all_panels
-
-    if form in ("html", "png"):
-        require_charts()
-    records = read_runs(runs)
-    if not records:
-        raise FedtailorError(f"{runs[0]}: no run there has finished a round yet")
-    panels = all_panels(records, target)
-    title = " and ".join(dict.fromkeys(path.resolve().name for path in runs))
-    try:
-        if form == "csv":
-            export.write_csv(panels, place)
-        elif form == "png":
-            export.write_png(panels, place)
-        else:
-            text = page(title, panels) if form == "html" else export.markdown(title, panels)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FedtailorError(f"{place} cannot be written: {error.strerror or error}") from error

@@ -37,6 +37,7 @@ EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 DIAGNOSTICS = "diagnostics.safetensors"
 WEIGHTS = "weights.safetensors"
+COMPARISON = "comparison.json"  # beside the runs of a comparison: which they are
 
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
 

@@ -20,9 +20,8 @@ from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.storage.files import replace_file
-from fedtailor.storage.run_folder import CONFIG, RunFolder
+from fedtailor.storage.run_folder import COMPARISON, CONFIG, RunFolder
 
-COMPARISON = "comparison.json"
 PRESETS = ("neutral", "paper")
 
 Cell = tuple[tuple[str, str], ...]  # the grid's settings of a run: (("data.alpha", "0.5"),)
