@@ -1,9 +1,12 @@
-"""What is shown while a run goes on: a bar in a terminal, a line per evaluation elsewhere."""
+"""What is shown while a run goes on: a bar in a terminal or a notebook, a line per evaluation elsewhere."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -25,6 +28,73 @@ def progress_bars() -> Progress | None:
     return Progress(*columns, console=messages, expand=True)
 
 
+def showing(
+    title: str, rounds: int, wanted: bool | None, earlier: Sequence[RoundRecord] = ()
+) -> AbstractContextManager[RoundProgress | None]:
+    """Progress where someone looks (a terminal, a notebook) or where it is wanted; nothing elsewhere."""
+    if wanted is False or (wanted is None and not messages.is_terminal):  # a notebook counts as one
+        return nullcontext()
+    return RoundProgress(title, rounds, NotebookBars() if messages.is_jupyter else None, earlier)
+
+
+class Bars(Protocol):
+    """What draws bars: ``rich.progress.Progress`` in a terminal, ``NotebookBars`` in a notebook."""
+
+    def add_task(self, description: str, *, total: float | None, **fields: Any) -> TaskID: ...
+    def update(self, task_id: TaskID, *, completed: float | None, **fields: Any) -> None: ...
+    def remove_task(self, task_id: TaskID) -> None: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class NotebookBars:
+    """Bars in the output of a notebook's cell, drawn anew in place."""
+
+    def __init__(self) -> None:
+        self._rows: dict[TaskID, dict[str, Any]] = {}
+        self._handle: Any = None
+
+    def add_task(self, description: str, *, total: float | None, **fields: Any) -> TaskID:
+        """A new bar."""
+        number = TaskID(len(self._rows))
+        self._rows[number] = {"title": description, "total": total, "completed": 0, "state": "", **fields}
+        return number
+
+    def update(self, task_id: TaskID, *, completed: float | None, **fields: Any) -> None:
+        """A bar has grown."""
+        self._rows[task_id].update(completed=completed, **fields)
+        self._draw()
+
+    def remove_task(self, task_id: TaskID) -> None:
+        """Take a bar away."""
+        self._rows.pop(task_id)
+        self._draw()
+
+    def start(self) -> None:
+        """Show the bars for the first time."""
+        from IPython.display import HTML, display
+
+        self._handle = display(HTML(self.html()), display_id=True)
+
+    def stop(self) -> None:
+        """The bars stay as they are."""
+
+    def _draw(self) -> None:
+        if self._handle is not None:
+            from IPython.display import HTML
+
+            self._handle.update(HTML(self.html()))
+
+    def html(self) -> str:
+        """All bars."""
+        return "".join(
+            f"<div><b>{html.escape(row['title'])}</b> "
+            f'<progress value="{row["completed"]}" max="{row["total"]}"></progress> '
+            f"{row['completed']}/{row['total']} {html.escape(row['state'])}</div>"
+            for row in self._rows.values()
+        )
+
+
 class RoundProgress:
     """A progress bar on a terminal; a plain line per evaluation elsewhere. Several may share their ``bars``.
 
@@ -32,11 +102,11 @@ class RoundProgress:
     """
 
     def __init__(
-        self, title: str, rounds: int, bars: Progress | None = None, earlier: Sequence[RoundRecord] = ()
+        self, title: str, rounds: int, bars: Bars | None = None, earlier: Sequence[RoundRecord] = ()
     ) -> None:
         self.title, self.rounds, self.last, self.stage = title, rounds, "", ""
         self.sent = {record.round: record.spent.bytes for record in earlier}
-        self.bar = bars or progress_bars()
+        self.bar: Bars | None = bars or progress_bars()
         self.task = self.bar.add_task(title, total=rounds, state="") if self.bar is not None else TaskID(0)
 
     def __enter__(self) -> RoundProgress:

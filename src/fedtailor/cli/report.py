@@ -44,7 +44,8 @@ def report(
 
 
 def _format(form: str | None, output: Path | None) -> Format:
-    guessed = {".md": "md", ".csv": "csv", ".png": "png"}.get(output.suffix if output else "", "html")
-    chosen = form or guessed
+    from fedtailor.report.export import form_of
+
+    chosen = form or form_of(output or "")
     require(chosen in ("html", "md", "csv", "png"), "--format", chosen, "html, md, csv or png")
     return chosen  # type: ignore[return-value]

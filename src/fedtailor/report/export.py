@@ -19,6 +19,12 @@ Format = Literal["html", "md", "csv", "png"]
 PNG_WIDTH, PNG_SCALE = 640, 1.5
 
 
+def form_of(place: Path | str) -> Format:
+    """The format that a file's name asks for; a page, if it asks for none of the others."""
+    known: dict[str, Format] = {".md": "md", ".csv": "csv", ".png": "png"}
+    return known.get(Path(place).suffix, "html")
+
+
 def write_report(
     runs: Sequence[Path], place: Path, target: float | None = None, form: Format = "html"
 ) -> None:

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import RunConfig, validated
+from fedtailor.config import RunConfig
 from fedtailor.data.datasets import load_dataset
-from fedtailor.data.federated import DataSettings, FederatedData, federate
+from fedtailor.data.federated import FederatedData, federate
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import BudgetError
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import tag_of, untagged
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.opening import check_workers
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, require
 from fedtailor.fleet import Fleet
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
-from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
 
+MACS_STEPS = 10**6  # to which budgets that are drawn from a range are rounded
 OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
 
 
@@ -71,30 +72,72 @@ def prepare(
 ) -> Setup:
     """Refuse what cannot run, before anything is trained or written."""
     check(method, model, data, fleet, settings)
-    method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
-    setup = Setup.of(method, model, data, fleet, settings, seeds)
-    for tier in fleet.tiers:
-        method.cut_for(setup.start.state, tier.budget, model)
+    try:
+        setup = _fitted(method, model, data, fleet, settings, seeds)
+    except BudgetError:
+        fleet = able_to_run(fleet, method, model, data.num_clients)
+        setup = _fitted(method, model, data, fleet, settings, seeds)
+        if not fleet.dynamic:
+            count = min(settings.clients_per_round, len(setup.clients(0)))
+            setup = dataclasses.replace(
+                setup, settings=dataclasses.replace(settings, clients_per_round=count)
+            )
     check_workers(method, model, data, settings.engine)
     return setup
 
 
-def federated(data: FederatedData | str, seeds: Seeds) -> FederatedData:
-    """The data, or the data set of this name in its usual split."""
-    return federate(load_dataset(data), DataSettings(dataset=data), seeds) if isinstance(data, str) else data
+def _fitted(
+    method: Method,
+    model: ElasticModel,
+    data: FederatedData,
+    fleet: Fleet,
+    settings: RoundSettings,
+    seeds: Seeds,
+) -> Setup:
+    """A setup in which a piece fits every tier."""
+    settings.stopping.check_tier([tier.name for tier in fleet.tiers])
+    method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
+    setup = Setup.of(method, model, data, fleet, settings, seeds)
+    for tier in fleet.tiers:
+        method.cut_for(setup.start.state, tier.budget, model)
+    return setup
 
 
-def method_with(
-    method: Method | str, training: LocalTraining | Mapping[str, Any] | None, rounds: int
-) -> Method:
-    """The method, or that of this name, with settings of local training; a mapping leaves the others as they are."""
-    chosen = get_method(method)() if isinstance(method, str) else method
-    local = chosen.local
-    if training is not None:
-        fields = dataclasses.asdict(local if isinstance(training, Mapping) else training)
-        fields |= training if isinstance(training, Mapping) else {}
-        local = validated(LocalTraining, fields, "training")
-    return dataclasses.replace(chosen, local=dataclasses.replace(local, rounds=rounds))
+def able_to_run(fleet: Fleet, method: Method, model: ElasticModel, clients: int) -> Fleet:
+    """The fleet, or what is left of it without devices that no piece fits; refused by the tier's name otherwise."""
+    failed = {tier.name: error for tier in fleet.tiers if (error := _misfit(method, tier.budget, model))}
+    if not failed:
+        return fleet
+    name, error = next(iter(failed.items()))
+    number = dict(zip((tier.name for tier in fleet.tiers), fleet.counts(clients), strict=True))[name]
+    if fleet.too_small == "refuse" or len(failed) == len(fleet.tiers):
+        advice = "" if len(failed) == len(fleet.tiers) else '; fleet.too_small = "skip" goes on without them'
+        raise BudgetError(
+            error.limit, error.allowed, error.needed, f"tier {name!r} ({number} clients): {error}{advice}"
+        )
+    left_out = [tier for tier in fleet.tiers if tier.name in failed]
+    return fleet.without(left_out, _least_macs(fleet, method, model) if fleet.macs_range else None)
+
+
+def _misfit(method: Method, budget: Budget, model: ElasticModel) -> BudgetError | None:
+    """Why no piece fits a device, if so."""
+    try:
+        alone = method.for_fleet([budget], model)
+        alone.cut_for(alone.init(model), budget, model)
+    except BudgetError as error:
+        return error
+    return None
+
+
+def _least_macs(fleet: Fleet, method: Method, model: ElasticModel) -> Fraction:
+    """The smallest share of the full model's multiply-accumulates that pays for a piece; budgets have six digits."""
+    assert fleet.macs_range is not None, "asked for fleets with a range"
+    low, high = (int(bound * MACS_STEPS) for bound in fleet.macs_range)
+    while low < high:
+        middle = (low + high) // 2
+        fits = _misfit(method, Budget(macs=Fraction(middle, MACS_STEPS)), model) is None
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return Fraction(low, MACS_STEPS)
 
 
 def check(
@@ -107,7 +150,6 @@ def check(
             f"expected at most {data.num_clients}, the number of clients"
         )
     fleet.counts(data.num_clients)
-    settings.stopping.check_tier([tier.name for tier in fleet.tiers])
     if model.statistics and method.local.batch_size == 1:
         raise FedtailorError("training.batch_size = 1: batch norm needs at least 2 examples in a batch")
     if model.statistics and data.sizes.min() < 2:
@@ -124,6 +166,7 @@ def check(
 
 def pick_device(name: str) -> torch.device:
     """``auto`` takes CUDA, then Apple's MPS, then the CPU."""
+    require(isinstance(name, str), "device", name, "auto, cpu, cuda or mps")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
