@@ -32,7 +32,8 @@ def showing(
     title: str, rounds: int, wanted: bool | None, earlier: Sequence[RoundRecord] = ()
 ) -> AbstractContextManager[RoundProgress | None]:
     """Progress where someone looks (a terminal, a notebook) or where it is wanted; nothing elsewhere."""
-    if wanted is False or (wanted is None and not messages.is_terminal):  # a notebook counts as one
+    someone_looks = messages.is_terminal or messages.is_jupyter
+    if wanted is False or (wanted is None and not someone_looks):
         return nullcontext()
     return RoundProgress(title, rounds, NotebookBars() if messages.is_jupyter else None, earlier)
 

@@ -35,7 +35,9 @@ def run_settings(**given: Any) -> RunConfig:
 
 def folder_of(given: Path | str | None) -> Path | None:
     """Where a run is saved, if at all."""
-    require(given is None or isinstance(given, str | Path), "folder", given, "a path, or None: nothing is saved")
+    require(
+        given is None or isinstance(given, str | Path), "folder", given, "a path, or None: nothing is saved"
+    )
     return None if given is None else Path(given)
 
 

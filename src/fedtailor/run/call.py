@@ -94,7 +94,9 @@ def _module_words(module: Any) -> str | None:
     if isinstance(module, str):
         return module
     path = import_path_of(type(module) if isinstance(module, nn.Module) else module)
-    return None if path is None or path.startswith("torch.") else path  # a Sequential says nothing of its layers
+    return (
+        None if path is None or path.startswith("torch.") else path
+    )  # a Sequential says nothing of its layers
 
 
 def _data_words(data: Any) -> Words | None:

@@ -45,7 +45,9 @@ def table_html(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of texts; the first column names the row."""
     above = "".join(f"<th>{escape(head)}</th>" for head in heads)
     body = "".join(
-        "<tr>" + "".join(f'<td style="text-align:right">{escape(cell)}</td>' for cell in row) + "</tr>"
+        f'<tr><th style="text-align:left">{escape(row[0])}</th>'
+        + "".join(f'<td style="text-align:right">{escape(cell)}</td>' for cell in row[1:])
+        + "</tr>"
         for row in rows
     )
     return f"<table><thead><tr>{above}</tr></thead><tbody>{body}</tbody></table>"

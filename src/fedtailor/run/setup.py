@@ -15,15 +15,16 @@ from fedtailor.config import RunConfig
 from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import FederatedData, federate
 from fedtailor.elasticity.costing.budget import Budget
-from fedtailor.elasticity.costing.fitting import BudgetError
+from fedtailor.elasticity.costing.fitting import TooSmallError, check_honoured
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import tag_of, untagged
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.opening import check_workers
 from fedtailor.errors import FedtailorError, require
-from fedtailor.fleet import Fleet
+from fedtailor.fleet import Fleet, Tier
 from fedtailor.fleet.presets import build_fleet
+from fedtailor.messages import Client
 from fedtailor.method import Method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
@@ -74,8 +75,8 @@ def prepare(
     check(method, model, data, fleet, settings)
     try:
         setup = _fitted(method, model, data, fleet, settings, seeds)
-    except BudgetError:
-        fleet = able_to_run(fleet, method, model, data.num_clients)
+    except TooSmallError:
+        fleet = able_to_run(fleet, method, model, data, seeds)
         setup = _fitted(method, model, data, fleet, settings, seeds)
         if not fleet.dynamic:
             count = min(settings.clients_per_round, len(setup.clients(0)))
@@ -100,44 +101,45 @@ def _fitted(
     setup = Setup.of(method, model, data, fleet, settings, seeds)
     for tier in fleet.tiers:
         method.cut_for(setup.start.state, tier.budget, model)
+    if (
+        type(method).select is not Method.select
+    ):  # what a client holds is no cut of its budget: ask for that too
+        state = method.begin(setup.start.state, model)
+        for tier in fleet.tiers:
+            client = Client(0, tier.name, tier.budget, int(data.sizes[0]))
+            method.select(state, client, model, seeds)
     return setup
 
 
-def able_to_run(fleet: Fleet, method: Method, model: ElasticModel, clients: int) -> Fleet:
-    """The fleet, or what is left of it without devices that no piece fits; refused by the tier's name otherwise."""
-    failed = {tier.name: error for tier in fleet.tiers if (error := _misfit(method, tier.budget, model))}
-    if not failed:
-        return fleet
-    name, error = next(iter(failed.items()))
-    number = dict(zip((tier.name for tier in fleet.tiers), fleet.counts(clients), strict=True))[name]
-    if fleet.too_small == "refuse" or len(failed) == len(fleet.tiers):
-        advice = "" if len(failed) == len(fleet.tiers) else '; fleet.too_small = "skip" goes on without them'
-        raise BudgetError(
-            error.limit, error.allowed, error.needed, f"tier {name!r} ({number} clients): {error}{advice}"
-        )
-    left_out = [tier for tier in fleet.tiers if tier.name in failed]
-    return fleet.without(left_out, _least_macs(fleet, method, model) if fleet.macs_range else None)
+def able_to_run(
+    fleet: Fleet, method: Method, model: ElasticModel, data: FederatedData, seeds: Seeds
+) -> Fleet:
+    """What is left of a fleet without devices that no piece fits; refused by the tier's name if nobody said so."""
 
+    def misfit(tier: Tier) -> TooSmallError | None:
+        try:
+            _fitted(method, model, data, Fleet((tier,)), RoundSettings(), seeds)
+        except TooSmallError as error:
+            return error
+        return None
 
-def _misfit(method: Method, budget: Budget, model: ElasticModel) -> BudgetError | None:
-    """Why no piece fits a device, if so."""
-    try:
-        alone = method.for_fleet([budget], model)
-        alone.cut_for(alone.init(model), budget, model)
-    except BudgetError as error:
-        return error
-    return None
-
-
-def _least_macs(fleet: Fleet, method: Method, model: ElasticModel) -> Fraction:
-    """The smallest share of the full model's multiply-accumulates that pays for a piece; budgets have six digits."""
-    assert fleet.macs_range is not None, "asked for fleets with a range"
+    failed = {tier.name: error for tier in fleet.tiers if (error := misfit(tier)) is not None}
+    if failed and (fleet.too_small == "refuse" or len(failed) == len(fleet.tiers)):
+        name, error = next(iter(failed.items()))
+        number = fleet.counts(data.num_clients)[[tier.name for tier in fleet.tiers].index(name)]
+        advice = "" if len(failed) == len(fleet.tiers) else '; fleet.too_small = "skip" goes on without it'
+        counted = " (1 client)" if number == 1 else f" ({number} clients)"
+        clients = counted if fleet.macs_range is None else ""  # of a range, each has a budget of its own
+        raise TooSmallError(f"tier {name!r}{clients}: {error}{advice}") from error
+    skipped = [tier for tier in fleet.tiers if tier.name in failed]
+    if fleet.macs_range is None or not skipped:
+        return fleet.without(skipped) if skipped else fleet
     low, high = (int(bound * MACS_STEPS) for bound in fleet.macs_range)
-    while low < high:
+    while low < high:  # the smallest share of the full model that pays for a piece
         middle = (low + high) // 2
-        fits = _misfit(method, Budget(macs=Fraction(middle, MACS_STEPS)), model) is None
+        fits = misfit(Tier("", Budget(macs=Fraction(middle, MACS_STEPS)), Fraction(1))) is None
         low, high = (low, middle) if fits else (middle + 1, high)
-    return Fraction(low, MACS_STEPS)
+    return fleet.without(skipped, Fraction(low, MACS_STEPS))
 
 
 def check(
@@ -150,6 +152,8 @@ def check(
             f"expected at most {data.num_clients}, the number of clients"
         )
     fleet.counts(data.num_clients)
+    for tier in fleet.tiers:
+        check_honoured(tier.budget, method.honours, method.name)
     if model.statistics and method.local.batch_size == 1:
         raise FedtailorError("training.batch_size = 1: batch norm needs at least 2 examples in a batch")
     if model.statistics and data.sizes.min() < 2:

@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from rich.text import Text
 
 from fedtailor.errors import FedtailorError
 from fedtailor.record import headline
+from fedtailor.report.amounts import size
 from fedtailor.report.comparison import comparison_data, comparison_tables
 from fedtailor.report.export import form_of, write_report
 from fedtailor.report.fairness import allowed_by, fairness_data
@@ -118,7 +121,7 @@ class Comparison:
     def __str__(self) -> str:
         text = io.StringIO()
         width = max(NARROWEST, shutil.get_terminal_size((NARROWEST, 24)).columns)
-        console = Console(file=text, width=width, highlight=False, force_jupyter=False)
+        console = Console(file=text, width=width, highlight=False, force_jupyter=False, color_system=None)
         for part in self._parts():
             console.print(part)
         return text.getvalue().rstrip()
@@ -129,11 +132,14 @@ class Comparison:
         """For a notebook: the table of tiers, and what the command would say below it."""
         tiers = last_evaluation(next(iter(self.results.values()))[0])
         metric = headline(tiers)
-        rows = [
-            [variant, *(spread(metric, [last_evaluation(r)[tier][metric] for r in runs]) for tier in tiers)]
-            for variant, runs in self.results.items()
-        ]
-        return f"<div><b>{self._title}: {metric} per tier</b>{table_html(['method', *tiers], rows)}</div>"
+        rows = []
+        for variant, runs in self.results.items():
+            ends = [last_evaluation(records) for records in runs]
+            cells = [spread(metric, [end[tier][metric] for end in ends]) for tier in tiers]
+            sent = mean(sum(record.spent.bytes for record in records) for records in runs)
+            rows.append([variant, *cells, size(sent)])
+        table = table_html(["method", *tiers, "sent"], rows)
+        return f"<div><b>{escape(self._title)}: {escape(metric)} per tier at the end</b>{table}</div>"
 
     @property
     def _title(self) -> str:
