@@ -134,9 +134,7 @@ def test_an_installed_package_offers_methods_and_models_by_name(installed, monke
     assert "shy-net" in model_names()
     assert make_config({"method": {"name": "shy", "share": 0.1}}).built_method.share == 0.1
     assert build_model("shy-net", input_shape=(64,), num_classes=3, hidden=5)[1].out_features == 5
-    with pytest.raises(
-        FedtailorError, match="method 'broken' of package timid-methods: loading 'timid_methods:Nobody'"
-    ):
+    with pytest.raises(FedtailorError, match="method 'broken' of package timid-methods: loading"):
         get_method("broken")
     with pytest.raises(FedtailorError, match="unknown method 'shyy': did you mean 'shy'"):
         get_method("shyy")

@@ -159,8 +159,8 @@ def _label(given: Any) -> str:
         settings = {key: getattr(given, key) for key in usual if key != "local"}
         return _spelt(given.name, {key: value for key, value in settings.items() if value != usual[key]})
     table = method_table(given)
-    name: Any = table.pop("name")
-    return _spelt(name.name if isinstance(name, type) else str(name), table)
+    name = table.pop("name")
+    return _spelt(name if isinstance(name, str) else name.name, table)
 
 
 def _spelt(name: str, settings: Mapping[str, Any]) -> str:
@@ -186,7 +186,7 @@ def _neutral(table: Mapping[str, Any], training: Any, rounds: int) -> Method:
     """The method under the rules of any method, unless it asks for its paper's own (``preset = "paper"``)."""
     settings = {key: value for key, value in table.items() if key != "preset"}
     name = settings["name"]
-    method = name if isinstance(name, type) else get_method(str(name))
+    method: type[Method] = name if isinstance(name, type) else get_method(str(name))
     said = (
         dict(training) if isinstance(training, Mapping) else dataclasses.asdict(training) if training else {}
     )
