@@ -21,7 +21,9 @@ def test_the_blocks_of_the_page_on_python_run(tmp_path, monkeypatch, capsys):
         exec(compile(block, f"{PAGE.name}, block {number + 1}", "exec"), known)
     shown = capsys.readouterr().out
     assert "<Run: heterofl on own data, 3 rounds; 0.2: accuracy" in shown
-    assert "tier 'sensor' (7 clients): no cut fits: macs is limited to 5, but the smallest cut of this" in shown
+    assert (
+        "tier 'sensor' (7 clients): no cut fits: macs is limited to 5, but the smallest cut of this" in shown
+    )
     assert "needs 19" in shown
     assert "│ splitmix:base=1/2 " in shown
     assert len(known["frame"]) == 12

@@ -50,6 +50,8 @@ def test_a_run_of_a_config_is_loaded_and_an_unfinished_one_too(tmp_path):
     loaded = Run.load(str(tmp_path / "run"))
     assert not differing(loaded.state.weights, run.state.weights)
     assert loaded.tiers == run.tiers
+    with pytest.raises(FedtailorError, match="config.toml says what its module, data and method are"):
+        Run.load(tmp_path / "run", tiny_cnn())
     (tmp_path / "run" / "weights.safetensors").unlink()
     assert Run.load(tmp_path / "run").state.round == 2
 

@@ -97,4 +97,4 @@ def test_the_command_counts_them_too(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, *words) == 2
     assert "tier 'board' (3 clients): no cut fits" in capsys.readouterr().err
     assert call(monkeypatch, *words, "--set", "fleet.too_small=skip") == 0
-    assert "Skipped, because no piece fits: 3 clients (tier board)" in capsys.readouterr().out
+    assert "Left out, because no piece fits: 3 clients (tier board)" in capsys.readouterr().out

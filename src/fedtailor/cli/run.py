@@ -82,7 +82,7 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
         console.print(f"Refused updates: {counted}", markup=False)
     if "too_small" in summary:
         tiers, clients = ", ".join(summary["too_small"]["tiers"]), summary["too_small"]["clients"]
-        console.print(f"Skipped, because no piece fits: {clients} clients (tier {tiers})", markup=False)
+        console.print(f"Left out, because no piece fits: {clients} clients (tier {tiers})", markup=False)
     if summary["abandoned"]:
         console.print(
             f"Abandoned for want of a quorum and tried again: {summary['abandoned']} x", markup=False

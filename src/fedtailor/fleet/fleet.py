@@ -45,8 +45,8 @@ class Fleet:
     macs_range: tuple[Fraction, Fraction] | None = None
     only_top: bool = False
     too_small: TooSmall = "refuse"
-    whole: tuple[Tier, ...] = ()  # with those that no piece fits, where some are skipped
-    least_macs: Fraction | None = None  # with a range: who has less is skipped
+    whole: tuple[Tier, ...] = ()  # with those that no piece fits, where some are left out
+    least_macs: Fraction | None = None  # with a range: who has less is left out
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -79,13 +79,13 @@ class Fleet:
         own = np.array([place.get(tier.name, -1) for tier in everyone], dtype=np.int32)[tiers]
         return Population(self, num_examples, own, able=np.flatnonzero(own >= 0))
 
-    def without(self, skipped: Sequence[Tier], least_macs: Fraction | None = None) -> Fleet:
+    def without(self, left_out: Sequence[Tier], least_macs: Fraction | None = None) -> Fleet:
         """The fleet without the devices of these tiers, which are counted and take no part."""
-        kept = tuple(tier for tier in self.tiers if tier not in skipped)
+        kept = tuple(tier for tier in self.tiers if tier not in left_out)
         return replace(self, tiers=kept, whole=self.tiers, least_macs=least_macs)
 
     @property
-    def skipped(self) -> list[Tier]:
+    def left_out(self) -> list[Tier]:
         """The tiers that no piece fits."""
         kept = {tier.name for tier in self.tiers}
         return [tier for tier in self.whole if tier.name not in kept]
@@ -96,7 +96,7 @@ class Fleet:
         return [counted[tier.name] for tier in self.tiers]
 
     def _all(self, clients: int) -> list[int]:
-        """How many clients each tier has, also those that are skipped."""
+        """How many clients each tier has, also those that are left out."""
         everyone = self.whole or self.tiers
         if self.only_top:
             return [0] * (len(everyone) - 1) + [clients]
@@ -129,13 +129,13 @@ class Population(Sequence[Client]):
     num_examples: NDArray[np.int64]
     tiers: NDArray[np.int32]  # index of each client's tier
     macs: NDArray[np.float64] | None = None  # each client's own limit, where the fleet has a range
-    able: NDArray[np.int64] | None = None  # who takes part, where some are skipped
+    able: NDArray[np.int64] | None = None  # who takes part, where some are left out
 
     def __len__(self) -> int:
         return len(self.num_examples) if self.able is None else len(self.able)
 
     @property
-    def skipped(self) -> int:
+    def left_out(self) -> int:
         """How many clients take no part, because no piece fits them."""
         return len(self.num_examples) - len(self)
 

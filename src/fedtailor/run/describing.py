@@ -65,17 +65,17 @@ def describe(setup: Setup) -> dict[str, Any]:
     return {
         "tiers": _tiers(setup),
         "members": {str(client.id): client.tier for client in members},
-        **({"too_small": skipped(setup)} if fleet.whole else {}),
+        **({"too_small": left_out(setup)} if fleet.whole else {}),
         "data": {**picture.overview(data), "rows": picture.rows(data, MOST_CLIENTS)},
         "groups": dict(model.groups.counts),
         "layers": _layers(setup),
     }
 
 
-def skipped(setup: Setup) -> dict[str, Any]:
+def left_out(setup: Setup) -> dict[str, Any]:
     """Tiers that no piece of the model fits, and how many clients take no part in the first round."""
-    names = [tier.name for tier in setup.fleet.skipped]
-    return {"tiers": names, "clients": setup.clients(0).skipped}
+    names = [tier.name for tier in setup.fleet.left_out]
+    return {"tiers": names, "clients": setup.clients(0).left_out}
 
 
 def _tiers(setup: Setup) -> list[dict[str, Any]]:

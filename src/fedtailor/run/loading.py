@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ def load(folder: Path, hand: AtHand) -> Loaded:
         raise FedtailorError(f"{folder}: no such run folder")
     if (folder / CONFIG).is_file():
         config = load_config(folder / CONFIG)
+        if any(each is not None for each in (hand.module, hand.data, hand.method)):
+            raise FedtailorError(
+                f"{folder}: its {CONFIG} says what its module, data and method are; expected Run.load(folder) alone"
+            )
+        config = config if hand.device == "auto" else replace(config, device=hand.device)
         setup, origin, there = prepare_config(config), Origin(config.threads, config), True
     elif (folder / CALL).is_file():
         words = json.loads((folder / CALL).read_text(encoding="utf-8"))

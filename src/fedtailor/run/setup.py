@@ -131,15 +131,15 @@ def able_to_run(
         counted = " (1 client)" if number == 1 else f" ({number} clients)"
         clients = counted if fleet.macs_range is None else ""  # of a range, each has a budget of its own
         raise TooSmallError(f"tier {name!r}{clients}: {error}{advice}") from error
-    skipped = [tier for tier in fleet.tiers if tier.name in failed]
-    if fleet.macs_range is None or not skipped:
-        return fleet.without(skipped) if skipped else fleet
+    left_out = [tier for tier in fleet.tiers if tier.name in failed]
+    if fleet.macs_range is None or not left_out:
+        return fleet.without(left_out) if left_out else fleet
     low, high = (int(bound * MACS_STEPS) for bound in fleet.macs_range)
     while low < high:  # the smallest share of the full model that pays for a piece
         middle = (low + high) // 2
         fits = misfit(Tier("", Budget(macs=Fraction(middle, MACS_STEPS)), Fraction(1))) is None
         low, high = (low, middle) if fits else (middle + 1, high)
-    return fleet.without(skipped, Fraction(low, MACS_STEPS))
+    return fleet.without(left_out, Fraction(low, MACS_STEPS))
 
 
 def check(

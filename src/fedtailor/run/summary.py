@@ -8,14 +8,14 @@ from rich.table import Table
 
 from fedtailor.report.amounts import short
 from fedtailor.report.tables import shown, totals
-from fedtailor.run.describing import skipped
+from fedtailor.run.describing import left_out
 from fedtailor.run.result import Run
 
 
 def run_summary(run: Run) -> dict[str, Any]:
     """The end of a run as plain data."""
     known = {"method": run.method.name, "dataset": run.data.name, "tiers": run.tiers, **totals(run.history)}
-    return known | ({"too_small": skipped(run.setup)} if run.fleet.whole else {})
+    return known | ({"too_small": left_out(run.setup)} if run.fleet.whole else {})
 
 
 def tier_table(title: str, run: Run) -> Table:

@@ -16,9 +16,10 @@ from fedtailor.fleet import Fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.progress import showing
+from fedtailor.record import RoundRecord
 from fedtailor.run.arguments import FleetLike, MethodLike, ModuleLike, fleet_of, method_table, method_with
 from fedtailor.run.given_data import read_once
-from fedtailor.run.interface import train
+from fedtailor.run.interface import OnRound, train
 from fedtailor.run.result import Run
 from fedtailor.sweep.comparison import Comparison
 from fedtailor.sweep.plan import (
@@ -71,10 +72,22 @@ def compare(
     for each in planned:
         with showing(each.title, each.method.local.rounds or 0, wanted) as show:
             saved = {} if place is None else {"folder": place / each.folder, "resume": True}
-            told = {"on_round": asked or show, "progress": False, "seed": each.seed}
+            told = {"on_round": _both(show, asked), "progress": False, "seed": each.seed}
             run = train(module, held, devices, each.method, **{**settings, **told, **saved, "training": None})
         done.append((each, run))
     return Comparison([(p.variant, p.seed, p.tier, run) for p, run in done], place, target)
+
+
+def _both(show: OnRound | None, asked: OnRound | None) -> OnRound | None:
+    if show is None or asked is None:
+        return show or asked
+    first, second = show, asked
+
+    def tell(record: RoundRecord) -> None:
+        first(record)
+        second(record)
+
+    return tell
 
 
 NOT_SETTINGS = ("module", "data", "fleet", "method", "folder", "resume")
