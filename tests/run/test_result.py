@@ -102,7 +102,9 @@ def test_other_data_than_the_run_was_trained_on_is_said(tmp_path):
         Run.load(tmp_path / "run", data=vector_data((5,) * 6))
 
 
-@pytest.mark.parametrize("stopping", [None, {"patience": 1, "restore_best": True}])
+@pytest.mark.parametrize(
+    "stopping", [pytest.param(None, marks=pytest.mark.slow), {"patience": 1, "restore_best": True}]
+)
 def test_a_run_that_was_not_saved_is_saved_later_to_the_same_bytes(tmp_path, stopping):
     settings = {"stopping": stopping, "rounds": 4, "training": {"lr": 2.0}}
     run, saved = trained(**settings), trained(tmp_path / "saved", **settings)

@@ -109,6 +109,7 @@ def test_what_is_finished_is_not_done_again(tmp_path):
         again(rounds=3)
 
 
+@pytest.mark.slow
 def test_a_comparison_writes_its_report(comparison, tmp_path):
     text = comparison.report(tmp_path / "report.md").read_text(encoding="utf-8")
     assert "fedavg:width=1/4" in text
