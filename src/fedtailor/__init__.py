@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedtailor.run.interface import resume as resume
     from fedtailor.run.interface import train as train
     from fedtailor.run.result import Run as Run
+    from fedtailor.sweep.interface import compare as compare
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _HOMES = {
     "Method": "fedtailor.method",
     "Objective": "fedtailor.objective",
     "Run": "fedtailor.run.result",
+    "compare": "fedtailor.sweep.interface",
     "elastic": "fedtailor.elasticity.front_door",
     "function_rule": "fedtailor.elasticity.tracing.rules",
     "layer_rule": "fedtailor.elasticity.tracing.rules",
@@ -45,9 +47,16 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedtailor' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    """Public names, and methods by the name of their class: ``fedtailor.HeteroFL``."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    known = ""
+    if name[:1].isupper():
+        classes = importlib.import_module("fedtailor.methods.registry").method_classes()
+        if name in classes:
+            return classes[name]
+        known = f"; methods: {', '.join(sorted(classes))}"
+    raise AttributeError(f"module 'fedtailor' has no attribute {name!r}{known}")
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
-from fedtailor.methods.registry import get_method
+from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
 from fedtailor.server.setup import RoundSettings
 from fedtailor.server.stopping import Stopping
@@ -57,7 +57,7 @@ class RunConfig:
     rounds: int = 20
     """Federated rounds."""
     clients_per_round: int = 10
-    """How many clients take part in a round."""
+    """How many clients take part in a round; by default all that the data has, at most 10."""
     evaluate_every: int | Literal["auto"] = "auto"
     """Rounds between evaluations of every tier; auto: so many that it is below a tenth of the work. The last round is
     always evaluated."""
@@ -97,23 +97,46 @@ class RunConfig:
     @cached_property
     def built_method(self) -> Method:
         """The method with its settings; what [training] does not say is the method's own default."""
-        method = get_method(str(self.method["name"]))
-        settings = {key: value for key, value in self.method.items() if key != "name"}
-        known = {item.name: item for item in dataclasses.fields(method) if item.name != "local"}
-        for key in settings:
-            if key not in known:
-                raise unknown(f"setting of method {method.name}", key, known)
-        local = validated(
-            LocalTraining, {**_own_defaults(method), **self.training, "rounds": self.rounds}, "training"
-        )
-        return validated(method, {**settings, "local": local}, "method")
+        return build_method(self.method, self.training, self.rounds)
 
 
-def load_config(path: Path, overrides: Sequence[str] = (), on_notice: OnNotice = warnings.warn) -> RunConfig:
+def build_method(table: Mapping[str, Any], training: Mapping[str, Any], rounds: int) -> Method:
+    """The method that a table names, with its other entries as settings; ``name`` may be the class itself."""
+    name = table["name"]
+    method: type[Method] = name if isinstance(name, type) else get_method(str(name))
+    settings = {key: value for key, value in table.items() if key != "name"}
+    known = {item.name: item for item in dataclasses.fields(method) if item.name != "local"}
+    for key in settings:
+        if key not in known:
+            raise unknown(f"setting of method {method.name}", key, known)
+    local = validated(LocalTraining, {**_own_defaults(method), **training, "rounds": rounds}, "training")
+    return validated(method, {**settings, "local": local}, "method")
+
+
+def split_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """A method with settings behind colons, as one word; the name may be an import path.
+
+    >>> split_spec("fedavg:width=1/5"), split_spec("my_file.py:Timid:share=0.5")
+    (('fedavg', {'width': '1/5'}), ('my_file.py:Timid', {'share': '0.5'}))
+    """
+    name, *texts = spec.split(":")
+    if texts and "=" not in texts[0] and name not in method_names():
+        name = f"{name}:{texts.pop(0)}"
+    for text in texts:
+        if "=" not in text:
+            raise FedtailorError(f"method {spec!r}: expected name:key=value, such as fedavg:width=1/5")
+    return name, {key: value for key, _, value in (text.partition("=") for text in texts)}
+
+
+def load_config(
+    path: Path | str, overrides: Sequence[str] = (), on_notice: OnNotice = warnings.warn
+) -> RunConfig:
     """Read a TOML file and apply overrides such as ``data.alpha=0.1``.
 
     Paths in the file are relative to the file, those in overrides to the current folder.
     """
+    require(isinstance(path, str | Path), "config", path, "the path of a TOML file; make_config takes tables")
+    path = Path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -133,7 +156,20 @@ def make_config(
     _drop_what_belonged_to_others(merged, changes, on_notice)
     for change in changes:
         _apply(merged, change)
+    clients = _section(merged, "data").get("clients", DataSettings.clients)
+    if isinstance(clients, int) and clients >= 1:
+        merged.setdefault("clients_per_round", most_per_round(clients))
     return validated(RunConfig, merged, "")
+
+
+def most_per_round(clients: int) -> int:
+    """How many clients take part in a round where nothing is said: all of them, at most 10."""
+    return min(clients, RunConfig.clients_per_round)
+
+
+def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def validated(kind: type[S], table: Mapping[str, Any], path: str) -> S:

@@ -42,7 +42,7 @@ from fedtailor.seeds import Seeds
 class Method:
     """Hyper-parameters and hooks; subclass it, override what differs, and ``register`` the result."""
 
-    name: ClassVar[str] = ""  # set by ``register``
+    name: ClassVar[str] = ""  # set by ``register``; of a class that is not registered, its own
     inactive: ClassVar[Literal["held", "active"]] = "held"  # what momentum and decay move outside step cuts
     policies: ClassVar[tuple[Policy, ...]] = norm.FOR_ANY_METHOD  # values of ``norm`` that make sense for it
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS  # limits it keeps to; None: looks at none
@@ -57,6 +57,11 @@ class Method:
     norm: Policy = "averaged"
     weighting: Literal["samples", "count"] = "samples"
     align: int = 1  # round widths up to a multiple, for hardware that likes 8 or 16
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def __post_init__(self) -> None:
         if self.norm not in self.policies:

@@ -27,6 +27,7 @@ class Cohort:
     refused: Mapping[str, int] = field(default_factory=dict)  # reason -> how often, also of measuring
     abandoned: int = 0  # tries without a quorum
     resting: int = 0  # clients that are not asked any more
+    too_small: int = 0  # clients that take no part, because no piece of the model fits them
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ KEYS = {
     "refused": "cohort.refused",
     "abandoned": "cohort.abandoned",
     "resting": "cohort.resting",
+    "too_small": "cohort.too_small",
     "bytes_down": "training.bytes_down",
     "bytes_up": "training.bytes_up",
     "macs": "training.macs",
@@ -149,6 +151,7 @@ KEYS = {
     "method": "method",
 }
 SOMETIMES = (
+    "too_small",
     "by_tier",
     "tiers",
     "validation",

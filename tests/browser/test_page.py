@@ -225,7 +225,7 @@ def test_the_live_page_follows_the_folder(browser, tmp_path):
 
 def test_a_real_comparison(browser, tmp_path, monkeypatch):
     """From the command line to the picture: nothing made up."""
-    from fedtailor.cli.report import write_report
+    from fedtailor.report.export import write_report
     from fedtailor.run.interface import run_config
     from fedtailor.sweep.plan import make_plan
 

@@ -15,7 +15,8 @@ import torch
 import fedtailor
 from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.record import Cohort, RoundRecord
-from fedtailor.report.tables import run_summary, totals
+from fedtailor.report.tables import totals
+from fedtailor.run.summary import run_summary
 from helpers import CLASSES, differing, image_data, tiny_cnn
 
 SETTINGS = {

@@ -211,7 +211,7 @@ def test_own_function(own: str) -> None:
         ("own_syntax:build", {}, "importing 'own_syntax' failed with SyntaxError"),
         ("{own}:", {}, "expected an import path such as 'my_package.my_module:build'"),
         (":build", {}, "expected an import path such as"),
-        ("./{own}.py:build", {}, "expected an import path such as"),
+        ("./{own}-.py:build", {}, "model './{own}-.py:build': there is no file {own}-.py in"),
         ("a:b:c", {}, "expected an import path such as"),
     ],
 )

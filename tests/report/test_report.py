@@ -20,7 +20,7 @@ from fedtailor.report.page import page
 from fedtailor.report.panels.all_panels import all_panels
 from fedtailor.report.panels.answer import answer
 from fedtailor.report.panels.costs import pareto
-from fedtailor.sweep.plan import COMPARISON
+from fedtailor.storage.run_folder import COMPARISON
 from synthetic_runs import METHODS, TIERS, write_records, write_run, write_runs
 
 

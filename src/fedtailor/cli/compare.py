@@ -27,7 +27,7 @@ from fedtailor.cli.output import (
     progress_bars,
     stoppable,
 )
-from fedtailor.cli.report import Format, OverwriteOption, check_place, format_of, write_report
+from fedtailor.cli.report import Format, OverwriteOption, check_place, format_of
 from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
@@ -104,18 +104,16 @@ def compare(
     if missing:
         _do(plan, missing, jobs)
     if report is not None:
+        from fedtailor.report.export import write_report
+
         write_report([plan.folder], report, target, form)
     _show(plan, target, report, as_json)
 
 
 def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
-    from fedtailor.report.comparison import (
-        comparison_data,
-        comparison_tables,
-        group_allowed,
-        group_results,
-    )
+    from fedtailor.report.comparison import comparison_data, comparison_tables
     from fedtailor.report.fairness import fairness_data
+    from fedtailor.sweep.results import group_allowed, group_results
 
     results, allowed = group_results(plan.runs), group_allowed(plan.runs)
     fairness = {cell: fairness_data(each, allowed[cell]) for cell, each in results.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Literal, get_args
@@ -46,6 +45,8 @@ def report(
     place = output or Path(default)
     check_place(place, chosen, overwrite)
     load_torch()
+    from fedtailor.report.export import write_report
+
     write_report(runs, place, target, chosen)
     console.print(f"Wrote {place}", markup=False, soft_wrap=True)
 
@@ -81,34 +82,5 @@ def check_place(place: Path, form: Format, overwrite: bool) -> None:
             place.open("ab").close()
         elif any(each.exists() and not each.is_dir() for each in place.absolute().parents):
             raise NotADirectoryError(errno.ENOTDIR, "a folder on the way is a file")
-    except OSError as error:
-        raise FedtailorError(f"{place} cannot be written: {error.strerror or error}") from error
-
-
-def write_report(
-    runs: Sequence[Path], place: Path, target: float | None = None, form: Format = "html"
-) -> None:
-    """Read the runs and write the report."""
-    from fedtailor.report import export
-    from fedtailor.report.folders import read_runs
-    from fedtailor.report.page import page, require_charts
-    from fedtailor.report.panels.all_panels import all_panels
-
-    if form in ("html", "png"):
-        require_charts()
-    records = read_runs(runs)
-    if not records:
-        raise FedtailorError(f"{runs[0]}: no run there has finished a round yet")
-    panels = all_panels(records, target)
-    title = " and ".join(dict.fromkeys(path.resolve().name for path in runs))
-    try:
-        if form == "csv":
-            export.write_csv(panels, place)
-        elif form == "png":
-            export.write_png(panels, place)
-        else:
-            text = page(title, panels) if form == "html" else export.markdown(title, panels)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise FedtailorError(f"{place} cannot be written: {error.strerror or error}") from error

@@ -73,8 +73,8 @@ def _watched(folder: Path) -> Iterator[None]:
 
 def show(finished: Run, folder: Path, as_json: bool) -> None:
     """The end of a run, for a person or a program."""
-    from fedtailor.report.tables import run_summary, tier_table
     from fedtailor.run.choosing import choice_in_words
+    from fedtailor.run.summary import run_summary, tier_table
 
     summary = run_summary(finished)
     if as_json:
@@ -86,6 +86,9 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
     if summary["refused"]:
         counted = ", ".join(f"{count} x {reason}" for reason, count in summary["refused"].items())
         console.print(f"Refused updates: {counted}", markup=False)
+    if "too_small" in summary:
+        tiers, clients = ", ".join(summary["too_small"]["tiers"]), summary["too_small"]["clients"]
+        console.print(f"Left out, because no piece fits: {clients} clients (tier {tiers})", markup=False)
     if summary["abandoned"]:
         console.print(
             f"Abandoned for want of a quorum and tried again: {summary['abandoned']} x", markup=False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client
 from fedtailor.seeds import Seeds
+
+TooSmall = Literal["refuse", "skip"]
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,18 @@ class Fleet:
     of its own, uniform in a range of shares of the full model's multiply-accumulates; the tiers then are the
     points at which the result is evaluated, and a client belongs to the largest tier that it can afford. With
     ``only_top`` every client belongs to the largest tier, and the others are only evaluated.
+
+    ``too_small`` says what becomes of devices that no piece of the model fits: the run is refused, or goes on without
+    them. ``without`` makes the fleet that is left; its other clients stay who they are.
     """
 
     tiers: tuple[Tier, ...]
     dynamic: bool = False
     macs_range: tuple[Fraction, Fraction] | None = None
     only_top: bool = False
+    too_small: TooSmall = "refuse"
+    whole: tuple[Tier, ...] = ()  # with those that no piece fits, where some are left out
+    least_macs: Fraction | None = None  # with a range: who has less is left out
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -54,28 +62,51 @@ class Fleet:
             low, high = (float(bound) for bound in self.macs_range)
             draw = seeds.numpy("capacity", round=round if self.dynamic else None)
             shares = np.round(draw.uniform(low, high, size=count), 6)
-            return Population(self, num_examples, self._affordable(shares), shares)
+            able = None if self.least_macs is None else np.flatnonzero(shares >= float(self.least_macs))
+            return Population(self, num_examples, self._affordable(shares), shares, able)
+        everyone = self.whole or self.tiers
         if self.dynamic and not self.only_top:
-            total = sum(tier.share for tier in self.tiers)
-            shares = np.array([float(tier.share / total) for tier in self.tiers])
+            total = sum(tier.share for tier in everyone)
+            shares = np.array([float(tier.share / total) for tier in everyone])
             tiers = seeds.numpy("capacity", round=round).choice(
-                len(self.tiers), size=count, p=shares / shares.sum()
+                len(everyone), size=count, p=shares / shares.sum()
             )
         else:
-            tiers = np.repeat(np.arange(len(self.tiers)), self.counts(count))
-        return Population(self, num_examples, tiers.astype(np.int32))
+            tiers = np.repeat(np.arange(len(everyone)), self._all(count))
+        if not self.whole:
+            return Population(self, num_examples, tiers.astype(np.int32))
+        place = {tier.name: number for number, tier in enumerate(self.tiers)}
+        own = np.array([place.get(tier.name, -1) for tier in everyone], dtype=np.int32)[tiers]
+        return Population(self, num_examples, own, able=np.flatnonzero(own >= 0))
+
+    def without(self, left_out: Sequence[Tier], least_macs: Fraction | None = None) -> Fleet:
+        """The fleet without the devices of these tiers, which are counted and take no part."""
+        kept = tuple(tier for tier in self.tiers if tier not in left_out)
+        return replace(self, tiers=kept, whole=self.tiers, least_macs=least_macs)
+
+    @property
+    def left_out(self) -> list[Tier]:
+        """The tiers that no piece fits."""
+        kept = {tier.name for tier in self.tiers}
+        return [tier for tier in self.whole if tier.name not in kept]
 
     def counts(self, clients: int) -> list[int]:
         """How many clients each tier has: largest remainders, at least one each."""
+        counted = dict(zip((tier.name for tier in self.whole or self.tiers), self._all(clients), strict=True))
+        return [counted[tier.name] for tier in self.tiers]
+
+    def _all(self, clients: int) -> list[int]:
+        """How many clients each tier has, also those that are left out."""
+        everyone = self.whole or self.tiers
         if self.only_top:
-            return [0] * (len(self.tiers) - 1) + [clients]
-        if len(self.tiers) > clients:
+            return [0] * (len(everyone) - 1) + [clients]
+        if len(everyone) > clients:
             raise FedtailorError(
-                f"{clients} client(s) for {len(self.tiers)} tiers: expected at least one client per tier; "
-                "raise data.clients or choose a fleet with fewer tiers"
+                f"{clients} client(s) for {len(everyone)} tiers: expected at least one client per tier; "
+                f"raise data.clients or choose a fleet with fewer tiers, such as uniform-{max(1, clients)}"
             )
-        total = sum(tier.share for tier in self.tiers)
-        exact = [tier.share * clients / total for tier in self.tiers]
+        total = sum(tier.share for tier in everyone)
+        exact = [tier.share * clients / total for tier in everyone]
         counts = [max(1, int(share)) for share in exact]
         order = sorted(range(len(exact)), key=lambda tier: counts[tier] - exact[tier])
         while sum(counts) < clients:
@@ -98,9 +129,25 @@ class Population(Sequence[Client]):
     num_examples: NDArray[np.int64]
     tiers: NDArray[np.int32]  # index of each client's tier
     macs: NDArray[np.float64] | None = None  # each client's own limit, where the fleet has a range
+    able: NDArray[np.int64] | None = None  # who takes part, where some are left out
 
     def __len__(self) -> int:
-        return len(self.num_examples)
+        return len(self.num_examples) if self.able is None else len(self.able)
+
+    @property
+    def left_out(self) -> int:
+        """How many clients take no part, because no piece fits them."""
+        return len(self.num_examples) - len(self)
+
+    def find(self, client: int) -> Client:
+        """The client of this number."""
+        if self.able is None:
+            require(0 <= client < len(self), "client", client, f"0 to {len(self) - 1}")
+            return self[client]
+        place = int(np.searchsorted(self.able, client))
+        there = place < len(self.able) and int(self.able[place]) == client
+        require(there, "client", client, "one that takes part: no piece of the model fits the others")
+        return self[place]
 
     @overload
     def __getitem__(self, index: int) -> Client: ...
@@ -111,7 +158,7 @@ class Population(Sequence[Client]):
             return [self[position] for position in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        client = index % len(self)
+        client = index % len(self) if self.able is None else int(self.able[index])
         tier = self.fleet.tiers[self.tiers[client]]
         budget = tier.budget if self.macs is None else Budget(macs=float(self.macs[client]))
         return Client(client, tier.name, budget, int(self.num_examples[client]))

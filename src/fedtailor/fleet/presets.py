@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
 from fedtailor.elasticity.costing.budget import LIMITS, Budget
 from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.errors import FedtailorError, require, unknown
-from fedtailor.fleet.fleet import Fleet, Tier
+from fedtailor.fleet.fleet import Fleet, Tier, TooSmall
 
 HETEROFL_WIDTHS = {
     level: Fraction(1, 2**power) for power, level in enumerate("abcde")
@@ -31,10 +31,12 @@ class FleetSettings:
     tiers: list[dict[str, Any]] = field(
         default_factory=list
     )  # your own: name, share, and limits such as width or macs
+    too_small: TooSmall = "refuse"  # skip: go on without devices that no piece of the model fits
 
     def __post_init__(self) -> None:
         choices = ("static", "dynamic")
         require(self.capacity in choices, "fleet.capacity", self.capacity, "static or dynamic")
+        require(self.too_small in ("refuse", "skip"), "fleet.too_small", self.too_small, "refuse or skip")
         build_fleet(self)
 
 
@@ -42,8 +44,10 @@ def build_fleet(settings: FleetSettings) -> Fleet:
     """The fleet that the settings describe."""
     dynamic = settings.capacity == "dynamic"
     if settings.tiers:
-        return Fleet(tuple(_own_tier(number, table) for number, table in enumerate(settings.tiers)), dynamic)
-    return fleet_by_name(settings.name, dynamic=dynamic, drop_scale=settings.drop_scale)
+        own = tuple(_own_tier(number, table) for number, table in enumerate(settings.tiers))
+        return Fleet(own, dynamic, too_small=settings.too_small)
+    named = fleet_by_name(settings.name, dynamic=dynamic, drop_scale=settings.drop_scale)
+    return replace(named, too_small=settings.too_small)
 
 
 def fleet_by_name(name: str, *, dynamic: bool = False, drop_scale: float | None = None) -> Fleet:

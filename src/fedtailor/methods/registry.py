@@ -1,15 +1,19 @@
-"""Methods by name: how a class is registered, found, and described by its card."""
+"""Methods by name, import path or entry point: how a class is registered, found, and described by its card."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from importlib import resources
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedtailor.errors import FedtailorError, unknown
+from fedtailor.importing import import_path_of, imported, is_import_path, load_offered, offered
 from fedtailor.method import Method
 
 M = TypeVar("M", bound=type[Method])
+
+ENTRY_POINTS = "fedtailor.methods"  # where packages offer classes
 
 _METHODS: dict[str, type[Method]] = {}
 
@@ -41,15 +45,50 @@ def _place(method: type[Method]) -> str:
 
 
 def get_method(name: str) -> type[Method]:
-    """The method class of a name."""
-    if name not in _METHODS:
-        raise unknown("method", name, _METHODS)
-    return _METHODS[name]
+    """The method class of a name: registered, offered by a package, or at an import path (``my_file.py:Timid``)."""
+    if name in _METHODS:
+        return _METHODS[name]
+    if is_import_path(name):
+        return _checked(name, imported(name, "method", "my_package.my_module:Timid"))
+    entries = offered(ENTRY_POINTS)
+    if name in entries:
+        return _checked(name, load_offered("method", entries[name]))
+    hint = "; or an import path such as 'my_package.my_module:Timid' or 'my_file.py:Timid'"
+    raise unknown("method", name, [*_METHODS, *entries], hint=hint)
+
+
+def _checked(name: str, target: Any) -> type[Method]:
+    if not (isinstance(target, type) and issubclass(target, Method)):
+        what = (
+            f"a class {target.__name__}" if isinstance(target, type) else f"of type {type(target).__name__}"
+        )
+        raise FedtailorError(f"method {name!r} is {what}: expected a class that extends fedtailor.Method")
+    fields = {item.name for item in dataclasses.fields(target)}
+    own = [
+        key for key, kind in vars(target).get("__annotations__", {}).items() if "ClassVar" not in str(kind)
+    ]
+    if not fields.issuperset(own):
+        raise FedtailorError(
+            f"method {name!r} has settings: expected @dataclass(frozen=True) above its class"
+        )
+    return target
+
+
+def name_of(method: type[Method]) -> str | None:
+    """By what name ``get_method`` finds a class again; nothing where it cannot."""
+    if _METHODS.get(method.name) is method:
+        return method.name
+    return import_path_of(method)
 
 
 def method_names() -> list[str]:
-    """All registered names."""
-    return sorted(_METHODS)
+    """All names: those that are registered, and those that installed packages offer."""
+    return sorted({*_METHODS, *offered(ENTRY_POINTS)})
+
+
+def method_classes() -> dict[str, type[Method]]:
+    """All registered classes by their own names: ``HeteroFL``."""
+    return {method.__name__: method for method in _METHODS.values()}
 
 
 def method_card(name: str) -> str:

@@ -1,23 +1,22 @@
-"""Networks by name, or by the import path of a function of the user's own."""
+"""Networks by name, also of installed packages, or by the import path of a function of the user's own."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
 
 from fedtailor.errors import FedtailorError, unknown
+from fedtailor.importing import imported, is_import_path, load_offered, offered
 from fedtailor.models.parts import whole
 
 Builder = Callable[..., nn.Module]
 B = TypeVar("B", bound=Builder)
+
+ENTRY_POINTS = "fedtailor.models"  # where packages offer builders
 
 _builders: dict[str, Builder] = {}
 
@@ -55,7 +54,7 @@ def _one_by_one(builder: Builder, options: type) -> Builder:
 
 def model_names() -> list[str]:
     """The names that ``build_model`` knows."""
-    return sorted(_builders)
+    return sorted({*_builders, *offered(ENTRY_POINTS)})
 
 
 def summary_of(name: str) -> str:
@@ -67,13 +66,17 @@ def summary_of(name: str) -> str:
     return (_find(name).__doc__ or "").strip().partition("\n")[0]
 
 
-def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: Any) -> nn.Module:
+def build_model(
+    name: str | Builder, *, input_shape: tuple[int, ...], num_classes: int, **options: Any
+) -> nn.Module:
     """The network ``name`` with fresh weights, for examples of ``input_shape`` (without the batch).
 
-    ``name`` is one of ``model_names()``, or the import path ``my_package.my_module:build`` of a callable,
-    which is handed the options, and ``input_shape`` and ``num_classes`` if its signature has them.
+    ``name`` is one of ``model_names()``, the import path ``my_package.my_module:build`` or ``my_file.py:build`` of
+    a callable, or the callable itself; it is handed the options, and ``input_shape`` and ``num_classes`` if its
+    signature has them.
     """
     builder = _find(name)
+    name = name if isinstance(name, str) else getattr(name, "__qualname__", type(name).__qualname__)
     if name in _builders:
         num_classes = whole("num_classes", num_classes)
     data = {"input_shape": input_shape, "num_classes": num_classes}
@@ -85,57 +88,32 @@ def build_model(name: str, *, input_shape: tuple[int, ...], num_classes: int, **
     return module
 
 
-def _find(name: str) -> Builder:
-    """The builder behind a registered name or an import path."""
+def _find(name: str | Builder) -> Builder:
+    """The builder behind a registered name, an import path or a package's entry point; or the builder itself."""
+    if not isinstance(name, str):
+        return _checked(getattr(name, "__qualname__", type(name).__qualname__), name)
     if name in _builders:
         return _builders[name]
-    if isinstance(name, str) and ":" in name:
-        return _load(name)
-    raise unknown("model", name, _builders, hint="; or an import path such as 'my_package.my_module:build'")
+    if is_import_path(name):
+        return _checked(name, imported(name, "model", "my_package.my_module:build"))
+    entries = offered(ENTRY_POINTS)
+    if name in entries:
+        return _checked(name, load_offered("model", entries[name]))
+    hint = "; or an import path such as 'my_package.my_module:build' or 'my_file.py:build'"
+    raise unknown("model", name, [*_builders, *entries], hint=hint)
 
 
-def _load(path: str) -> Builder:
-    """The callable at ``module:attribute``."""
-    module_name, _, attribute = path.partition(":")
-    parts = attribute.split(".")
-    if not all(part.isidentifier() for part in [*module_name.split("."), *parts]):
-        raise FedtailorError(f"model {path!r}: expected an import path such as 'my_package.my_module:build'")
-    module = _import(path, module_name)
-    target: Any = module
-    for part in parts:
-        if not hasattr(target, part):
-            where = getattr(module, "__file__", None) or "built in"
-            raise FedtailorError(f"model {path!r}: module {module_name!r} ({where}) has no {attribute!r}")
-        target = getattr(target, part)
+def _checked(name: str, target: Any) -> Builder:
     if isinstance(target, nn.Module):
         raise FedtailorError(
-            f"model {path!r} is a network already built: expected a function or class that builds it"
+            f"model {name!r} is a network already built: expected a function or class that builds it"
         )
     if not callable(target):
         raise FedtailorError(
-            f"model {path!r} is of type {type(target).__name__}: expected a function that builds the network"
+            f"model {name!r} is of type {type(target).__name__}: expected a function that builds the network"
         )
     builder: Builder = target
     return builder
-
-
-def _import(path: str, module_name: str) -> ModuleType:
-    """Import the module of ``path``; the current folder is searched last, also when a console script runs."""
-    folder = os.getcwd()
-    if folder not in sys.path and "" not in sys.path:
-        sys.path.append(folder)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            raise FedtailorError(
-                f"model {path!r}: there is no module {missing!r}; it must be installed or lie in {folder}"
-            ) from None
-        raise FedtailorError(
-            f"model {path!r}: importing {module_name!r} failed with {type(error).__name__}: {error}"
-        ) from error
 
 
 def _arguments(name: str, builder: Builder, data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

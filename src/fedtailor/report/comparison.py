@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -15,56 +14,13 @@ from fedtailor.record import headline
 from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
 from fedtailor.report.differences import Difference, judged, paired, what_seeds_can_tell
-from fedtailor.report.fairness import Allowed, allowed_by
-from fedtailor.report.tables import (
-    Results,
-    comparison_rows,
-    comparison_table,
-    join_by_tier,
-    method_column,
-    shown,
-    totals,
-)
+from fedtailor.report.tables import Results, comparison_rows, comparison_table, method_column, shown, totals
 from fedtailor.report.targets import (
-    Records,
     common_target,
     cost_to_reach,
     last_evaluation,
     mean_over_tiers,
 )
-
-if TYPE_CHECKING:
-    from fedtailor.config import RunConfig
-    from fedtailor.sweep.plan import Cell, PlannedRun
-
-
-def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Records]]]:
-    """The records of finished runs: cell of the grid -> method -> one list of records per seed."""
-    parts: dict[tuple[Cell, str, int], dict[str, Records]] = {}
-    for run in runs:
-        records = with_ending(run.folder.records(), run.config)
-        parts.setdefault((run.cell, run.variant, run.seed), {})[run.tier] = records
-    results: dict[Cell, dict[str, list[Records]]] = {}
-    for (cell, variant, _seed), by_tier in parts.items():
-        results.setdefault(cell, {}).setdefault(variant, []).append(join_by_tier(by_tier))
-    return results
-
-
-def group_allowed(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, Allowed]]:
-    """What budgets allow: cell of the grid -> method -> tier."""
-    found: dict[Cell, dict[str, Allowed]] = {}
-    for run in runs:
-        found.setdefault(run.cell, {}).setdefault(run.variant, allowed_by(run.folder.setup()))
-    return found
-
-
-def with_ending(records: Records, config: RunConfig) -> Records:
-    """The records, the last of them with the figures of the round that the run ended with."""
-    last = records[-1]
-    if not config.stopping.restore_best:
-        return records
-    best = next(record for record in records if record.round == last.best_round)
-    return [*records[:-1], replace(last, tiers=best.tiers, deployed=best.deployed)]
 
 
 def target_of(results: Results, per_cent: float | None) -> tuple[str, float | None]:

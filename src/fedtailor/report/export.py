@@ -1,4 +1,4 @@
-"""A report in other formats: Markdown, a folder of CSV files, a folder of PNG pictures."""
+"""A report as files: the page, Markdown, a folder of CSV files, a folder of PNG pictures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,47 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedtailor.charts.panel import Chart, Panel
-from fedtailor.report.page import columns, require_charts
+from fedtailor.errors import FedtailorError
+from fedtailor.report.folders import read_runs
+from fedtailor.report.page import columns, page, require_charts
+from fedtailor.report.panels.all_panels import all_panels
+
+Format = Literal["html", "md", "csv", "png"]
 
 PNG_WIDTH, PNG_SCALE = 640, 1.5
+
+
+def form_of(place: Path | str) -> Format:
+    """The format that a file's name asks for; a page, if it asks for none of the others."""
+    known: dict[str, Format] = {".md": "md", ".csv": "csv", ".png": "png"}
+    return known.get(Path(place).suffix, "html")
+
+
+def write_report(
+    runs: Sequence[Path], place: Path, target: float | None = None, form: Format = "html"
+) -> None:
+    """Read the runs and write the report."""
+    if form in ("html", "png"):
+        require_charts()
+    records = read_runs(runs)
+    if not records:
+        raise FedtailorError(f"{runs[0]}: no run there has finished a round yet")
+    panels = all_panels(records, target)
+    title = " and ".join(dict.fromkeys(path.resolve().name for path in runs))
+    try:
+        if form == "csv":
+            write_csv(panels, place)
+        elif form == "png":
+            write_png(panels, place)
+        else:
+            text = page(title, panels) if form == "html" else markdown(title, panels)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FedtailorError(f"{place} cannot be written: {error.strerror or error}") from error
 
 
 def markdown(title: str, panels: Sequence[Panel]) -> str:

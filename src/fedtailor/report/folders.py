@@ -12,8 +12,7 @@ from typing import Any
 from fedtailor.charts.panel import ReportedRun
 from fedtailor.errors import FedtailorError
 from fedtailor.report.tables import join_by_tier
-from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, METRICS, RunFolder
-from fedtailor.sweep.plan import COMPARISON
+from fedtailor.storage.run_folder import COMPARISON, CONFIG, ENVIRONMENT, METRICS, RunFolder
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:

@@ -14,9 +14,8 @@ from rich.table import Table
 
 from fedtailor.charts.grouping import percent
 from fedtailor.record import RoundRecord, Spent, TierSpent, headline
-from fedtailor.report.amounts import short, size
+from fedtailor.report.amounts import size
 from fedtailor.report.targets import Records, last_evaluation
-from fedtailor.run.result import Run
 
 LONGEST_NAME = 24  # characters of a method with its settings that are never broken
 Results = Mapping[str, Sequence[Records]]  # method -> seed -> records
@@ -36,35 +35,6 @@ def totals(records: Records) -> dict[str, Any]:
         "abandoned": sum(record.cohort.abandoned for record in records),
         "resting": records[-1].cohort.resting,
     }
-
-
-def run_summary(run: Run) -> dict[str, Any]:
-    """The end of a run as plain data."""
-    kept = run.data.validation
-    return {
-        "method": run.method.name,
-        "dataset": run.data.name,
-        "tiers": run.tiers,
-        "best_round": run.best_round,
-        "validation_examples": 0 if kept is None else len(kept.partition.order),
-        **totals(run.history),
-    }
-
-
-def tier_table(title: str, run: Run) -> Table:
-    """One row per tier: what its device runs, and how well."""
-    metrics = list(next(iter(run.tiers.values())))
-    table = Table(title=title, title_justify="left")
-    for column in ("tier", "width", "parameters", "MACs"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for metric in metrics:
-        table.add_column(metric, justify="right", no_wrap=True)
-    for tier in run.fleet.tiers:
-        cut = run.method.cut_for(run.state, tier.budget, run.model)
-        cost = run.model.cost(cut)
-        values = [shown(metric, run.tiers[tier.name][metric]) for metric in metrics]
-        table.add_row(tier.name, cut.tag, f"{cost.params:,}", short(cost.macs), *values)
-    return table
 
 
 def comparison_table(title: str, results: Results) -> Table:

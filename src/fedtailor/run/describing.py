@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fedtailor.config import RunConfig, to_toml
@@ -14,25 +16,35 @@ from fedtailor.elasticity.costing.fitting import absolute_limits
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.server.setup import Setup
 from fedtailor.storage.fingerprint import Fingerprint, describe_environment, fingerprint
-from fedtailor.storage.run_folder import CONFIG, ENVIRONMENT, SETUP
+from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, SETUP
 
 MOST_CLIENTS = 200  # whose data and tier are described one by one
 
 
-def texts_of(setup: Setup, threads: int, config: RunConfig | None = None) -> dict[str, str]:
+@dataclass(frozen=True)
+class Origin:
+    """How a run came to be: from a config, or by a call of ``train``, as far as words can say it."""
+
+    threads: int = 1
+    config: RunConfig | None = None
+    call: Mapping[str, Any] | None = None
+
+
+def texts_of(setup: Setup, origin: Origin) -> dict[str, str]:
     """The files of a new run folder."""
-    environment = describe_environment(threads, str(setup.device))
+    environment = describe_environment(origin.threads, str(setup.device))
     return {
-        **({CONFIG: to_toml(config)} if config is not None else {}),
+        **({CONFIG: to_toml(origin.config)} if origin.config is not None else {}),
+        **({CALL: json.dumps(origin.call, indent=2) + "\n"} if origin.call is not None else {}),
         ENVIRONMENT: json.dumps(environment, indent=2) + "\n",
         SETUP: json.dumps(describe(setup)) + "\n",
     }
 
 
-def fingerprint_of(setup: Setup, threads: int, config: RunConfig | None = None) -> Fingerprint:
+def fingerprint_of(setup: Setup, origin: Origin) -> Fingerprint:
     """All that must be the same when the run goes on; a run without a config is told by its objects."""
-    if config is not None:
-        table = tomllib.loads(to_toml(config))
+    if origin.config is not None:
+        table = tomllib.loads(to_toml(origin.config))
         settings = {key: value for key, value in table.items() if key not in ("name", "checkpoint")}
     else:
         settings = {
@@ -41,7 +53,7 @@ def fingerprint_of(setup: Setup, threads: int, config: RunConfig | None = None) 
             "method": {"name": type(setup.method).__qualname__, **dataclasses.asdict(setup.method)},
             "fleet": repr(setup.fleet),
         }
-    mark = fingerprint(settings, setup.method, setup.model, setup.data, threads)
+    mark = fingerprint(settings, setup.method, setup.model, setup.data, origin.threads)
     # How many processes work changes no bit: a run may go on with more or fewer.
     return {name: value for name, value in mark.items() if not name.endswith("engine.workers")}
 
@@ -53,10 +65,17 @@ def describe(setup: Setup) -> dict[str, Any]:
     return {
         "tiers": _tiers(setup),
         "members": {str(client.id): client.tier for client in members},
+        **({"too_small": left_out(setup)} if fleet.whole else {}),
         "data": {**picture.overview(data), "rows": picture.rows(data, MOST_CLIENTS)},
         "groups": dict(model.groups.counts),
         "layers": _layers(setup),
     }
+
+
+def left_out(setup: Setup) -> dict[str, Any]:
+    """Tiers that no piece of the model fits, and how many clients take no part in the first round."""
+    names = [tier.name for tier in setup.fleet.left_out]
+    return {"tiers": names, "clients": setup.clients(0).left_out}
 
 
 def _tiers(setup: Setup) -> list[dict[str, Any]]:

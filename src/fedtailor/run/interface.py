@@ -6,30 +6,39 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from torch import nn
-
-from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import RunConfig, load_config, validated
-from fedtailor.data.federated import FederatedData
+from fedtailor.config import RunConfig, load_config
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.opening import open_engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
-from fedtailor.fleet import Fleet, fleet_by_name
-from fedtailor.method import Method
 from fedtailor.objective import Loss, Metric, Objective
+from fedtailor.progress import showing
 from fedtailor.record import RoundRecord
+from fedtailor.run.arguments import (
+    FleetLike,
+    MethodLike,
+    ModuleLike,
+    TrainingLike,
+    fleet_of,
+    folder_of,
+    method_with,
+    module_of,
+    rounds_of,
+    run_settings,
+)
+from fedtailor.run.call import called
 from fedtailor.run.choosing import Share, checked_share, share_for
-from fedtailor.run.describing import fingerprint_of, texts_of
+from fedtailor.run.describing import Origin, fingerprint_of, texts_of
+from fedtailor.run.given_data import federated
 from fedtailor.run.learning import report_what_is_known
 from fedtailor.run.result import Run
-from fedtailor.run.setup import federated, method_with, pick_device, prepare, prepare_config, torch_threads
+from fedtailor.run.setup import pick_device, prepare, prepare_config, torch_threads
 from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
-from fedtailor.server.setup import RoundSettings, Setup
+from fedtailor.server.setup import Setup
 from fedtailor.server.stopping import Stopping
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.journal import CheckpointSettings, Journal, Unsaved
@@ -37,19 +46,18 @@ from fedtailor.storage.run_folder import CONFIG
 
 OnRound = Callable[[RoundRecord], None]
 OnNotice = Callable[[str], None]
-S = TypeVar("S")
 
 
 def train(
-    module: nn.Module,
-    data: FederatedData | str,
-    fleet: Fleet | str = "uniform-5",
-    method: Method | str = "heterofl",
+    module: ModuleLike,
+    data: Any,
+    fleet: FleetLike = "uniform-5",
+    method: MethodLike = "heterofl",
     *,
     rounds: int = 20,
-    clients_per_round: int = 10,
+    clients_per_round: int | None = None,
     evaluate_every: int | Literal["auto"] = "auto",
-    training: LocalTraining | Mapping[str, Any] | None = None,
+    training: TrainingLike = None,
     task: str | None = None,
     loss: Loss | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
@@ -63,39 +71,48 @@ def train(
     engine: EngineSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
+    progress: bool | None = None,
 ) -> Run:
     """Train ``module`` over a fleet of unequal devices; the module itself is left as it is.
 
-    ``data`` is federated data or the name of a data set, ``fleet`` and ``method`` are objects or names. A pretrained
-    module is a valid start. ``task`` says what outputs and targets mean ("regression", "multi-label" ...; without it
-    whole numbers are classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises
-    and reports.
+    ``data`` is ``(x, y)``, a data set, one of these for each client (a list, or a dict by name), federated data, or the
+    name of a data set; ``run/given_data.py`` lists all spellings. ``fleet`` is a name or a list of tiers,
+    ``[{"macs": 2e6, "share": 3}, ...]``; ``method`` a name, a table or an object. A pretrained module is a valid start,
+    and a model's name or a function that builds a module will do. ``clients_per_round`` is all that the data has, at
+    most 10. ``task`` says what outputs and targets mean ("regression", "multi-label" ...; without it whole numbers are
+    classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises and reports.
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
+    Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
     """
-    settings = RoundSettings(
-        rounds, clients_per_round, evaluate_every,
-        _settings(Stopping, stopping, "stopping"), _settings(EngineSettings, engine, "engine"),
+    path = folder_of(folder)
+    settings = run_settings(
+        rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
+        stopping=stopping, engine=engine, checkpoint=checkpoint,
     )  # fmt: skip
-    seeds, chosen_device, objective = Seeds(seed), pick_device(device), Objective.of(task, loss, metrics)
+    seeds, chosen_device, objective = (
+        Seeds(settings.seed),
+        pick_device(device),
+        Objective.of(task, loss, metrics),
+    )
+    devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
     held = federated(data, seeds).to(chosen_device)
-    devices = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
-    chosen = method_with(method, training, rounds)
     held = held.with_validation(share_for(checked_share(validation), settings.stopping, chosen), seeds)
-    model = elastic(module.to(chosen_device), held.example(), objective=objective)
+    built = module_of(module, held, seeds).to(chosen_device)
+    model = elastic(built, held.example(), objective=objective)
     if metrics is None:
         report_what_is_known(model)
-    setup = prepare(chosen, model, held, devices, settings, seeds)
-    if folder is None:
-        return _start(setup, threads, on_round)
-    path, saving = Path(folder), _settings(CheckpointSettings, checkpoint, "checkpoint")
+    setup = prepare(chosen, model, held, devices, rounds_of(settings, clients_per_round, held), seeds)
+    origin = Origin(settings.threads, call=called(setup, module, data))
+    if path is None:
+        return _shown(setup, origin, on_round, progress)
     again = resume and path.exists()
-    with Journal.open(path) if again else Journal.create(path, texts_of(setup, threads)) as journal:
-        journal.begin(fingerprint_of(setup, threads), saving, setup.start, setup.device)
-        return _start(setup, threads, on_round, journal)
+    with Journal.open(path) if again else Journal.create(path, texts_of(setup, origin)) as journal:
+        journal.begin(fingerprint_of(setup, origin), settings.checkpoint, setup.start, setup.device)
+        return _shown(setup, origin, on_round, progress, journal)
 
 
 def run_config(
@@ -110,10 +127,10 @@ def run_config(
     if config.evaluate_every == "auto" and every != "auto":
         on_notice(in_words(setup.work(), config.rounds, every))
         config = replace(config, evaluate_every=every)  # what is written and resumed is settled
-    with Journal.create(path, texts_of(setup, config.threads, config)) as journal:
-        mark = fingerprint_of(setup, config.threads, config)
-        journal.begin(mark, config.checkpoint, setup.start, setup.device)
-        return _start(setup, config.threads, on_round, journal)
+    origin = Origin(config.threads, config)
+    with Journal.create(path, texts_of(setup, origin)) as journal:
+        journal.begin(fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device)
+        return _start(setup, origin, on_round, journal)
 
 
 def resume(
@@ -135,20 +152,16 @@ def resume(
                 f"{path} was started from Python: call train again with the same arguments and resume=True"
             )
         config = load_config(file)
-        setup = prepare_config(config)
+        setup, origin = prepare_config(config), Origin(config.threads, config)
         journal.begin(
-            fingerprint_of(setup, config.threads, config), config.checkpoint, setup.start, setup.device,
+            fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device,
             allow_drift=allow_drift, on_notice=on_notice,
         )  # fmt: skip
-        return _start(setup, config.threads, on_round, journal)
-
-
-def _settings(kind: type[S], given: S | Mapping[str, Any] | None, name: str) -> S:
-    return validated(kind, given or {}, name) if given is None or isinstance(given, Mapping) else given
+        return _start(setup, origin, on_round, journal)
 
 
 def _start(
-    setup: Setup, threads: int = 1, on_round: OnRound | None = None, journal: Journal | None = None
+    setup: Setup, origin: Origin, on_round: OnRound | None = None, journal: Journal | None = None
 ) -> Run:
     """Run the rounds that are left; what ``on_round`` is shown is in the journal already."""
     kept = journal or Unsaved(setup.start, setup.settings.stopping.restore_best)
@@ -162,7 +175,7 @@ def _start(
         kept.stop_if_asked(at)
 
     with (
-        torch_threads(threads),
+        torch_threads(origin.threads),
         open_engine(setup.method, setup.model, setup.data, setup.settings.engine) as engine,
         kept.until_asked_to_stop(),
     ):
@@ -170,7 +183,27 @@ def _start(
     best, state = at.best.round if at.best else None, at.state
     if best is not None and setup.settings.stopping.restore_best:
         state = kept.state_of(best)
-    run = Run(setup, state, tuple(history), best, at.memories)
+    folder = journal.folder.path if journal is not None else None
+    run = Run(setup, state, tuple(history), best, at.memories, origin, at, folder=folder)
     if journal is not None:
-        journal.finish(at, run.save)
+        journal.finish(at, run.write)
     return run
+
+
+def _shown(
+    setup: Setup,
+    origin: Origin,
+    on_round: OnRound | None,
+    wanted: bool | None,
+    journal: Journal | None = None,
+) -> Run:
+    """Run the rounds that are left, and show how they go."""
+    earlier = journal.history if journal is not None else ()
+    with showing(setup.method.name, setup.settings.rounds, wanted, earlier) as show:
+        both = [each for each in (show, on_round) if each is not None]
+
+        def tell(record: RoundRecord) -> None:
+            for each in both:
+                each(record)
+
+        return _start(setup, origin, tell if both else None, journal)

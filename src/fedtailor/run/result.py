@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch import nn
 
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.ensemble import Ensemble
 from fedtailor.elasticity.running.switchable import Switchable, switchable
 from fedtailor.engines.in_process import InProcess
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet
 from fedtailor.messages import Deployed, ServerState
 from fedtailor.method import Method
-from fedtailor.record import RoundRecord
+from fedtailor.record import RoundRecord, headline
+from fedtailor.report.export import form_of, write_report
+from fedtailor.run.arguments import MethodLike, ModuleLike
+from fedtailor.run.describing import Origin, fingerprint_of, texts_of
+from fedtailor.run.html import run_html
+from fedtailor.run.loading import AtHand, load
 from fedtailor.server.evaluation import calibrate, personal_network
 from fedtailor.server.inquiry import Inquiry
 from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint, Memories
+from fedtailor.storage.journal import CheckpointSettings, Journal
 from fedtailor.storage.run_folder import RunFolder
 from fedtailor.storage.sparse_file import save_sparse
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run: the global model, and a sub-model for every budget."""
 
@@ -36,6 +45,58 @@ class Run:
     history: tuple[RoundRecord, ...]
     best_round: int | None = None  # among those that were evaluated
     memories: Memories = field(default_factory=dict)  # what clients keep for themselves
+    origin: Origin = field(default_factory=Origin)
+    last: Checkpoint | None = None  # of the last round, which need not be the one that the run ends with
+    data_at_hand: bool = True  # or made-up examples stand in for it (``Run.load`` without data)
+    folder: Path | None = None  # where it was saved or loaded from
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        module: ModuleLike | None = None,
+        data: Any = None,
+        *,
+        method: MethodLike | None = None,
+        device: str = "auto",
+    ) -> Run:
+        """The run in a folder, finished or not; nothing is trained.
+
+        A run that Python started is built from what the folder says of the call. What words cannot say (a module with
+        arguments or from a notebook, data in memory) is passed as it was passed to ``train``. Without its data a run
+        can be looked at and deployed, unless the method asks clients for norm statistics.
+        """
+        found = load(Path(folder), AtHand(module, data, method, device))
+        history, best = RunFolder(Path(folder)).records(), found.last.best
+        return cls(
+            found.setup, found.end.state, tuple(history), best.round if best else None, found.end.memories,
+            found.origin, found.last, found.data_at_hand, Path(folder),
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Run: {self._title}{self._ending}>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: a table of the tiers, and how they got there."""
+        return run_html(self._title, self._costs(), self.history)
+
+    @property
+    def _title(self) -> str:
+        rounds = "1 round" if self.state.round == 1 else f"{self.state.round} rounds"
+        return f"{self.method.name} on {self.setup.data.name}, {rounds}"
+
+    @property
+    def _ending(self) -> str:
+        ends = {tier: metrics[headline(self.tiers)] for tier, metrics in self.tiers.items()}
+        return "".join(f"; {tier}: {headline(self.tiers)} {value:.3f}" for tier, value in ends.items())
+
+    def _costs(self) -> dict[str, Cost]:
+        """What each tier's network costs."""
+        tiers = [tier for tier in self.fleet.tiers if tier.name in self.tiers]
+        return {
+            tier.name: self.model.cost(self.method.cut_for(self.state, tier.budget, self.model))
+            for tier in tiers
+        }
 
     @property
     def method(self) -> Method:
@@ -50,6 +111,7 @@ class Run:
     @property
     def data(self) -> FederatedData:
         """What it was trained on."""
+        self._require_data("this is")
         return self.setup.data
 
     @property
@@ -61,11 +123,14 @@ class Run:
     def tiers(self) -> dict[str, dict[str, float]]:
         """Loss and metrics of every tier at the end."""
         seen = [record.tiers for record in self.history if record.round <= self.state.round and record.tiers]
-        return {tier: dict(metrics) for tier, metrics in seen[-1].items()}
+        return {tier: dict(metrics) for tier, metrics in seen[-1].items()} if seen else {}
 
     def deploy(self, budget: Budget) -> Deployed:
         """The pieces for a device of this budget, their norms calibrated where the method needs it."""
-        state = calibrate(self._inquiry(), self.state, [budget], self.setup.clients(self.state.round))
+        state = self.state
+        if self.method.policy.measured_after and self.model.statistics:
+            self._require_data(f"{self.method.name} measures norm statistics on")
+            state = calibrate(self._inquiry(), state, [budget], self.setup.clients(state.round))
         return self.method.deploy(state, budget, self.model)
 
     def submodel(self, budget: Budget | float | str | None = None, *, client: int | None = None) -> nn.Module:
@@ -90,12 +155,18 @@ class Run:
                 f"client = {client}: with {self.method.name}, devices of one budget are given the same network; "
                 "expected a budget"
             )
-        clients = self.setup.clients(self.state.round)
-        require(0 <= client < len(clients), "client", client, f"0 to {len(clients) - 1}")
-        return personal_network(self._inquiry(), Checkpoint(self.state, self.memories), clients[client])
+        self._require_data(f"{self.method.name} needs, for networks of clients,")
+        found = self.setup.clients(self.state.round).find(client)
+        return personal_network(self._inquiry(), Checkpoint(self.state, self.memories), found)
+
+    def _require_data(self, need: str) -> None:
+        if not self.data_at_hand:
+            raise FedtailorError(
+                f"{need} the clients' data, which was not loaded: pass it, Run.load(folder, data=...)"
+            )
 
     def _inquiry(self) -> Inquiry:
-        return Inquiry(self.setup, InProcess(self.method, self.model, self.data))
+        return Inquiry(self.setup, InProcess(self.method, self.model, self.setup.data))
 
     def save_sparse(self, path: Path | str, budget: Budget) -> None:
         """Write the network for a budget as a small file that holds its surviving weights alone."""
@@ -113,7 +184,33 @@ class Run:
             )
         return switchable(self.model, [each.patches[0] for each in deployed])
 
-    def save(self, folder: RunFolder) -> None:
+    def save(self, path: Path | str) -> None:
+        """Write the run as a folder of its own, which ``Run.load`` and reports read; it must not exist."""
+        self._require_data("a run folder describes")
+        end = self.last or Checkpoint(self.state, self.memories)
+        kept = {at.state.round: at for at in (Checkpoint(self.state, best=end.best), end)}
+        with Journal.create(Path(path), texts_of(self.setup, self.origin)) as journal:
+            mark = fingerprint_of(self.setup, self.origin)
+            journal.begin(mark, CheckpointSettings(), self.setup.start, self.setup.device)
+            for record in self.history:
+                journal.add(record)
+                if record.round in kept:
+                    journal.save(kept[record.round])
+            journal.finish(end, self.write)
+
+    def report(self, path: Path | str = "report.html", *, target: float | None = None) -> Path:
+        """Write the report: one page that opens offline; ``report.md`` writes text. Needs the extra ``report``."""
+        place, form = Path(path), form_of(path)
+        if self.folder is not None:
+            write_report([self.folder], place, target, form)
+            return place
+        with TemporaryDirectory() as made:
+            folder = Path(made) / self.method.name
+            self.save(folder)
+            write_report([folder], place, target, form)
+        return place
+
+    def write(self, folder: RunFolder) -> None:
         """Write the final weights into a run folder, after what the method has to show about them."""
         at = Checkpoint(self.state, self.memories)
         kept = {client: memory for client in sorted(self.memories) if (memory := at.memory_of(client)[1])}

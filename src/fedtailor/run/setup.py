@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import RunConfig, validated
+from fedtailor.config import RunConfig
 from fedtailor.data.datasets import load_dataset
-from fedtailor.data.federated import DataSettings, FederatedData, federate
+from fedtailor.data.federated import FederatedData, federate
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import TooSmallError, check_honoured
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import tag_of, untagged
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.opening import check_workers
-from fedtailor.errors import FedtailorError
-from fedtailor.fleet import Fleet
+from fedtailor.errors import FedtailorError, require
+from fedtailor.fleet import Fleet, Tier
 from fedtailor.fleet.presets import build_fleet
+from fedtailor.messages import Client
 from fedtailor.method import Method
-from fedtailor.methods.registry import get_method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.run.choosing import share_for
@@ -33,6 +34,7 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.steps import step
 
+MACS_STEPS = 10**6  # to which budgets that are drawn from a range are rounded
 OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
 
 
@@ -86,30 +88,73 @@ def prepare(
     if not model.learning_task.classes:
         data = dataclasses.replace(data, num_classes=0)
     check(method, model, data, fleet, settings)
-    method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
-    setup = Setup.of(method, model, data, fleet, settings, seeds)
-    for tier in fleet.tiers:
-        method.cut_for(setup.start.state, tier.budget, model)
+    try:
+        setup = _fitted(method, model, data, fleet, settings, seeds)
+    except TooSmallError:
+        fleet = able_to_run(fleet, method, model, data, seeds)
+        setup = _fitted(method, model, data, fleet, settings, seeds)
+        if not fleet.dynamic:
+            count = min(settings.clients_per_round, len(setup.clients(0)))
+            setup = dataclasses.replace(
+                setup, settings=dataclasses.replace(settings, clients_per_round=count)
+            )
     check_workers(method, model, data, settings.engine)
     return setup
 
 
-def federated(data: FederatedData | str, seeds: Seeds) -> FederatedData:
-    """The data, or the data set of this name in its usual split."""
-    return federate(load_dataset(data), DataSettings(dataset=data), seeds) if isinstance(data, str) else data
+def _fitted(
+    method: Method,
+    model: ElasticModel,
+    data: FederatedData,
+    fleet: Fleet,
+    settings: RoundSettings,
+    seeds: Seeds,
+) -> Setup:
+    """A setup in which a piece fits every tier."""
+    settings.stopping.check_tier([tier.name for tier in fleet.tiers])
+    method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
+    setup = Setup.of(method, model, data, fleet, settings, seeds)
+    for tier in fleet.tiers:
+        method.cut_for(setup.start.state, tier.budget, model)
+    if (
+        type(method).select is not Method.select
+    ):  # what a client holds is no cut of its budget: ask for that too
+        state = method.begin(setup.start.state, model)
+        for tier in fleet.tiers:
+            client = Client(0, tier.name, tier.budget, int(data.sizes[0]))
+            method.select(state, client, model, seeds)
+    return setup
 
 
-def method_with(
-    method: Method | str, training: LocalTraining | Mapping[str, Any] | None, rounds: int
-) -> Method:
-    """The method, or that of this name, with settings of local training; a mapping leaves the others as they are."""
-    chosen = get_method(method)() if isinstance(method, str) else method
-    local = chosen.local
-    if training is not None:
-        fields = dataclasses.asdict(local if isinstance(training, Mapping) else training)
-        fields |= training if isinstance(training, Mapping) else {}
-        local = validated(LocalTraining, fields, "training")
-    return dataclasses.replace(chosen, local=dataclasses.replace(local, rounds=rounds))
+def able_to_run(
+    fleet: Fleet, method: Method, model: ElasticModel, data: FederatedData, seeds: Seeds
+) -> Fleet:
+    """What is left of a fleet without devices that no piece fits; refused by the tier's name if nobody said so."""
+
+    def misfit(tier: Tier) -> TooSmallError | None:
+        try:
+            _fitted(method, model, data, Fleet((tier,)), RoundSettings(), seeds)
+        except TooSmallError as error:
+            return error
+        return None
+
+    failed = {tier.name: error for tier in fleet.tiers if (error := misfit(tier)) is not None}
+    if failed and (fleet.too_small == "refuse" or len(failed) == len(fleet.tiers)):
+        name, error = next(iter(failed.items()))
+        number = fleet.counts(data.num_clients)[[tier.name for tier in fleet.tiers].index(name)]
+        advice = "" if len(failed) == len(fleet.tiers) else '; fleet.too_small = "skip" goes on without it'
+        counted = " (1 client)" if number == 1 else f" ({number} clients)"
+        clients = counted if fleet.macs_range is None else ""  # of a range, each has a budget of its own
+        raise TooSmallError(f"tier {name!r}{clients}: {error}{advice}") from error
+    left_out = [tier for tier in fleet.tiers if tier.name in failed]
+    if fleet.macs_range is None or not left_out:
+        return fleet.without(left_out) if left_out else fleet
+    low, high = (int(bound * MACS_STEPS) for bound in fleet.macs_range)
+    while low < high:  # the smallest share of the full model that pays for a piece
+        middle = (low + high) // 2
+        fits = misfit(Tier("", Budget(macs=Fraction(middle, MACS_STEPS)), Fraction(1))) is None
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return fleet.without(left_out, Fraction(low, MACS_STEPS))
 
 
 def check(
@@ -122,7 +167,8 @@ def check(
             f"expected at most {data.num_clients}, the number of clients"
         )
     fleet.counts(data.num_clients)
-    settings.stopping.check_tier([tier.name for tier in fleet.tiers])
+    for tier in fleet.tiers:
+        check_honoured(tier.budget, method.honours, method.name)
     if model.statistics and method.local.batch_size == 1:
         raise FedtailorError("training.batch_size = 1: batch norm needs at least 2 examples in a batch")
     if model.statistics and data.sizes.min() < 2:
@@ -141,6 +187,7 @@ def check(
 
 def pick_device(name: str) -> torch.device:
     """``auto`` takes CUDA, then Apple's MPS, then the CPU."""
+    require(isinstance(name, str), "device", name, "auto, cpu, cuda or mps")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

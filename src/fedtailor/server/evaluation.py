@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtailor.client.evaluate import evaluate_deployed
 from fedtailor.elasticity.costing.budget import Budget
-from fedtailor.elasticity.costing.fitting import fit, meets
+from fedtailor.elasticity.costing.fitting import TooSmallError, fit, meets
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width
@@ -104,7 +104,10 @@ def _can_run(setup: Setup, state: ServerState, client: Client, cut: Cut) -> bool
         width = client.budget.width
         wide = width is None or cut.share(model.groups) <= as_width(width)
         return wide and meets(model.costs, cut, client.budget, method.workload)
-    return fit(model.costs, client.budget, method.align, workload=method.workload).holds(cut)
+    try:
+        return fit(model.costs, client.budget, method.align, workload=method.workload).holds(cut)
+    except TooSmallError:  # a method that looks at no budget gives it a piece all the same
+        return False
 
 
 def _statistics(inquiry: Inquiry, state: ServerState, cut: Cut, clients: Sequence[Client]) -> list[Update]:

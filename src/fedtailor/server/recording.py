@@ -69,6 +69,7 @@ def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: E
         refused=faults.counted([*refused, *(evaluation.refused if evaluation else ())]),
         abandoned=len(tries) - 1,
         resting=len(faults.resting(after.strikes, setup.settings.engine)),
+        too_small=setup.clients(after.state.round - 1).left_out if setup.fleet.whole else 0,
     )
 
 

@@ -8,7 +8,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -191,17 +191,21 @@ class Journal:
 
     def record(self, record: RoundRecord, at: Checkpoint) -> None:
         """Add a round: its record, and its state where that is due."""
+        self.add(record)
+        self._at = at
+        better = at.best is not None and at.best.round == at.state.round
+        if better or at.state.round % self.settings.every == 0:
+            self.save(at)
+
+    def add(self, record: RoundRecord) -> None:
+        """Add the record of a round, and nothing of its state."""
         line = as_line(record.as_row())
         with self._advice():  # the coverage first, so that a round that is saved has its line
             append_file(self.folder.path / COVERAGE, as_line(coverage_line(record)))
             append_file(self.folder.path / METRICS, line)
         self._metrics.update(line)
         self._metrics_size += len(line)
-        self._at = at
-        self.log("round", round=at.state.round, seconds=record.seconds)
-        better = at.best is not None and at.best.round == at.state.round
-        if better or at.state.round % self.settings.every == 0:
-            self.save(at)
+        self.log("round", round=record.round, seconds=record.seconds)
 
     def save(self, at: Checkpoint) -> None:
         """Make a generation of the state, if there is none of this round."""
@@ -286,6 +290,18 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_end(path: Path, device: torch.device, best: bool = False) -> tuple[Checkpoint, Fingerprint]:
+    """Where a run is, and its fingerprint, for reading alone; ``best``: at its best round instead."""
+    folder = path / CHECKPOINTS
+    generation = generations.newest(folder, lambda found: _check_metrics(path, found)).generation
+    at = decode_checkpoint(generation.payload, device)
+    if best and at.best is not None:
+        at = replace(
+            at, state=decode_checkpoint(generations.load(folder, at.best.round).payload, device).state
+        )
+    return at, generation.header["fingerprint"]
 
 
 def _check_metrics(path: Path, generation: Generation) -> None:

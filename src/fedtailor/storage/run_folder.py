@@ -1,6 +1,7 @@
 """The folder of a run, for reading: settings, the record of each round, final weights.
 
 config.toml            the settings with every default filled in
+call.json              of a run that Python started: what ``train`` was given, as far as words can say it
 environment.json       versions and machine, for the record
 metrics.jsonl          one row per round; depends on the settings alone, so a resumed run has the same bytes
 setup.json             tiers, data of each client, axes of every weight: for reports (see run/describing.py)
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG = "config.toml"
+CALL = "call.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SETUP = "setup.json"
@@ -40,6 +42,7 @@ EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 DIAGNOSTICS = "diagnostics.safetensors"
 WEIGHTS = "weights.safetensors"
+COMPARISON = "comparison.json"  # beside the runs of a comparison: which they are
 
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
 

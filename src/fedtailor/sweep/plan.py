@@ -9,12 +9,13 @@ import itertools
 import json
 import tomllib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import OnNotice, RunConfig, as_toml, load_config, to_toml
+from fedtailor.config import OnNotice, RunConfig, as_toml, load_config, split_spec, to_toml
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier
 from fedtailor.fleet.presets import build_fleet
@@ -22,9 +23,8 @@ from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.run.choosing import USUAL_SHARE, chooses
 from fedtailor.storage.files import replace_file
-from fedtailor.storage.run_folder import CONFIG, RunFolder
+from fedtailor.storage.run_folder import COMPARISON, CONFIG, RunFolder
 
-COMPARISON = "comparison.json"
 PRESETS = ("neutral", "paper")
 
 Cell = tuple[tuple[str, str], ...]  # the grid's settings of a run: (("data.alpha", "0.5"),)
@@ -71,9 +71,14 @@ class Plan:
             }
             for run in self.runs
         ]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"name": self.base.name, "runs": runs}, indent=2) + "\n"
-        replace_file(self.folder / COMPARISON, [text.encode()])
+        write_plan(self.folder, self.base.name, runs)
+
+
+def write_plan(folder: Path, name: str, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Write which runs a folder holds and what each is called."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"name": name, "runs": list(runs)}, indent=2) + "\n"
+    replace_file(folder / COMPARISON, [text.encode()])
 
 
 def make_plan(
@@ -185,40 +190,41 @@ def method_overrides(spec: str, seed: int, common: RunConfig) -> list[str]:
     Where neither the config nor the variant says otherwise, rules are those of any method (``preset=neutral``), so that
     methods are compared and not their presets; ``preset=paper`` takes the method's own.
     """
-    name, *texts = spec.split(":")
-    for text in texts:
-        if "=" not in text:
-            raise FedtailorError(f"--methods {spec!r}: expected name:key=value, such as fedavg:width=1/5")
-    settings = {key: value for key, _, value in (text.partition("=") for text in texts)}
-    preset = settings.pop("preset", "neutral")
-    if preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
-    rules: dict[str, str] = {}
-    if preset == "neutral":
-        rules, own = neutral_training(name, common), neutral_settings(name)
+    name, settings = split_spec(spec)
+    rules: dict[str, Any] = {}
+    if check_preset(settings.pop("preset", "neutral")):
+        method = get_method(name)
+        rules = neutral_training(method, common.training)
+        own = {key: as_toml(value) for key, value in neutral_settings(method).items()}
         settings = {**own, **settings}
     pairs = "".join(f", {key} = {_value(value)}" for key, value in settings.items())
     return [
-        *(f"training.{key}={value}" for key, value in rules.items()),
+        *(f"training.{key}={as_toml(value)}" for key, value in rules.items()),
         f'method={{name = "{name}"{pairs}}}',
         f"seed={seed}",
-        f'name="{_plain(spec)}-seed{seed}"',
+        f'name="{plain_name(spec)}-seed{seed}"',
     ]
 
 
-def neutral_training(method: str, common: RunConfig) -> dict[str, str]:
-    """What the method's preset of local training changes and the config does not speak of, as it is for any method."""
-    preset, plain = next(f for f in fields(get_method(method)) if f.name == "local").default, LocalTraining()
-    names = [item.name for item in fields(LocalTraining) if item.name not in common.training]
+def neutral_training(method: type[Method], said: Collection[str]) -> dict[str, Any]:
+    """What the method's preset of local training changes and nobody speaks of, as it is for any method."""
+    preset, plain = next(f for f in fields(method) if f.name == "local").default, LocalTraining()
+    names = [item.name for item in fields(LocalTraining) if item.name not in said]
     changed = [name for name in names if getattr(preset, name) != getattr(plain, name)]
-    return {name: as_toml(getattr(plain, name)) for name in changed}
+    return {name: getattr(plain, name) for name in changed}
 
 
-def neutral_settings(method: str) -> dict[str, str]:
+def neutral_settings(method: type[Method]) -> dict[str, Any]:
     """The method's rules as they are for any method: its switches off. Norm policies stay: methods depend on theirs."""
     usual = {item.name: item.default for item in fields(Method)}
-    ruled = [name for name in get_method(method).rules if name not in ("norm", "align")]
-    return {name: as_toml(usual.get(name, False)) for name in ruled}
+    return {name: usual.get(name, False) for name in method.rules if name not in ("norm", "align")}
+
+
+def check_preset(preset: object) -> bool:
+    """Whether rules are those of any method."""
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    return preset == "neutral"
 
 
 def is_same(run: PlannedRun) -> bool:
@@ -242,12 +248,13 @@ def _value(text: str) -> str:
     return text
 
 
-def _plain(text: str) -> str:
+def plain_name(text: str) -> str:
+    """A text as the name of a folder."""
     return "".join(character if character.isalnum() or character in "-_." else "-" for character in text)
 
 
 def _cell_folder(cell: Cell) -> tuple[str, ...]:
-    return tuple(_plain(f"{key}-{value}") for key, value in cell)
+    return tuple(plain_name(f"{key}-{value}") for key, value in cell)
 
 
 def _refuse_shared_folders(plan: Plan) -> None:

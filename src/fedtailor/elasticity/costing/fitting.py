@@ -25,7 +25,11 @@ FAMILIES = ("uniform", "per_group")
 CHANNEL_LIMITS = frozenset(LIMITS) - {"density"}  # what leaving out whole channels can keep to
 
 
-class BudgetError(FedtailorError):
+class TooSmallError(FedtailorError):
+    """No piece of the model fits a device."""
+
+
+class BudgetError(TooSmallError):
     """Even the smallest cut breaks a limit; says which one binds and how far away it is."""
 
     def __init__(self, limit: str, allowed: int | Fraction, needed: int, message: str) -> None:
@@ -252,7 +256,7 @@ def fit_among(
         cut = cut_at(width)
         if (budget.width is None or width <= Fraction(budget.width)) and meets(costs, cut, budget):
             return cut
-    raise FedtailorError(f"{budget}: no width of method.widths fits it; the smallest is {widths[0]}")
+    raise TooSmallError(f"{budget}: no width of method.widths fits it; the smallest is {widths[0]}")
 
 
 def check_honoured(budget: Budget, honours: frozenset[str] | None, method: str) -> None:

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal, cast
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
+from fedtailor.elasticity.costing.fitting import TooSmallError
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import DEEPEST, Levels, Mask
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import require
 from fedtailor.messages import Client, Lease, Metrics, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.ofa_fl.masks import mask_factors, masked
@@ -91,9 +92,7 @@ class OFAFL(Method):
         for number in range(len(self.densities)):
             if all(Fraction(needs[name][number]) <= limit for name, limit in limits.items()):
                 return number
-        raise FedtailorError(
-            f"{budget}: no ratio of method.ratios fits it; the smallest is {self.ratios[-1]}"
-        )
+        raise TooSmallError(f"{budget}: no ratio of method.ratios fits it; the smallest is {self.ratios[-1]}")
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """m_r of the budget's ratio r; while that has not been pruned for, of the smallest that has."""

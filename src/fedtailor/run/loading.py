@@ -1,0 +1,130 @@
+"""A run as it lies in its folder, built again: from its config, or from the call of ``train`` and what is at hand."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedtailor.config import load_config
+from fedtailor.data.federated import FederatedData
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.errors import FedtailorError
+from fedtailor.method import Method
+from fedtailor.run import call
+from fedtailor.run.arguments import MethodLike, ModuleLike, method_with, module_of
+from fedtailor.run.describing import Origin, fingerprint_of
+from fedtailor.run.given_data import federated
+from fedtailor.run.setup import pick_device, prepare_config
+from fedtailor.seeds import Seeds
+from fedtailor.server.setup import Setup
+from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.storage.fingerprint import Fingerprint
+from fedtailor.storage.journal import read_end
+from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a folder holds; ``data_at_hand`` says whether the clients' data is there to be asked."""
+
+    setup: Setup
+    origin: Origin
+    end: Checkpoint  # at the best round, where the run ends with that
+    last: Checkpoint
+    data_at_hand: bool = True
+
+
+@dataclass(frozen=True)
+class AtHand:
+    """What the user has, of what words cannot say."""
+
+    module: ModuleLike | None = None
+    data: Any = None
+    method: MethodLike | None = None
+    device: str = "auto"
+
+
+def load(folder: Path, hand: AtHand) -> Loaded:
+    """The run in a folder; what cannot be built again, and is not at hand, is named."""
+    if not folder.is_dir():
+        raise FedtailorError(f"{folder}: no such run folder")
+    if (folder / CONFIG).is_file():
+        config = load_config(folder / CONFIG)
+        if any(each is not None for each in (hand.module, hand.data, hand.method)):
+            raise FedtailorError(
+                f"{folder}: its {CONFIG} says what its module, data and method are; expected Run.load(folder) alone"
+            )
+        config = config if hand.device == "auto" else replace(config, device=hand.device)
+        setup, origin, there = prepare_config(config), Origin(config.threads, config), True
+    elif (folder / CALL).is_file():
+        words = json.loads((folder / CALL).read_text(encoding="utf-8"))
+        threads = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["threads"]
+        origin = Origin(threads, call=words)
+        setup, there = _from_call(folder, words, hand)
+    else:
+        raise FedtailorError(
+            f"{folder}: neither {CONFIG} nor {CALL} there; expected the folder of a run. One that Python started "
+            "before there was such a file is returned by train, called again with resume=True"
+        )
+    last, saved = read_end(folder, setup.device)
+    _refuse_another_model(folder, saved, fingerprint_of(setup, origin), there)
+    restored = setup.settings.stopping.restore_best
+    end = read_end(folder, setup.device, best=True)[0] if restored else last
+    return Loaded(setup, origin, end, last, there)
+
+
+def _from_call(folder: Path, words: call.Words, hand: AtHand) -> tuple[Setup, bool]:
+    seeds, device = Seeds(words["seed"]), pick_device(hand.device)
+    given = hand.data if hand.data is not None else words["data"]
+    if given is None and words["examples"]["prepared"]:
+        raise FedtailorError(
+            f"{folder}: its data was prepared (normalised) for the model, and only the data knows how; "
+            "pass it: Run.load(folder, data=...)"
+        )
+    data = federated(given, seeds) if given is not None else call.stand_in(words)
+    data = data.to(device)
+    method = _method(folder, words, hand)
+    model = _model(folder, words, hand, data, seeds)
+    setup = Setup.of(method, model, data, call.fleet_of(words), call.rounds_of(words), seeds)
+    return setup, given is not None
+
+
+def _method(folder: Path, words: call.Words, hand: AtHand) -> Method:
+    if hand.method is not None:
+        return method_with(hand.method, words["training"], words["settings"]["rounds"])
+    try:
+        return call.method_of(words)
+    except FedtailorError as error:
+        raise FedtailorError(f"{folder}: {error}") from error
+
+
+def _model(folder: Path, words: call.Words, hand: AtHand, data: FederatedData, seeds: Seeds) -> ElasticModel:
+    """The module that is at hand, or one from where the folder says that its class lies, traced."""
+    if hand.module is not None:
+        return _traced(hand.module, data, seeds)
+    advice = "pass the module, with any weights: Run.load(folder, module=Net(...))"
+    if words["module"] is None:
+        raise FedtailorError(f"{folder}: only its module knows of which layers it is made; {advice}")
+    try:
+        return _traced(words["module"], data, seeds)
+    except FedtailorError as error:
+        raise FedtailorError(f"{folder}: {error}; {advice}") from error
+
+
+def _traced(module: ModuleLike, data: FederatedData, seeds: Seeds) -> ElasticModel:
+    return elastic(module_of(module, data, seeds).to(data.train.device), data.example())
+
+
+def _refuse_another_model(folder: Path, saved: Fingerprint, now: Fingerprint, there: bool) -> None:
+    """Weights fit the module that they were trained in; other data is said, because statistics are measured on it."""
+    if saved["model.tensors"] != now["model.tensors"]:
+        raise FedtailorError(
+            f"{folder}: the module has other tensors than the one that was trained; expected the same sizes: "
+            "Run.load(folder, module=Net(...))"
+        )
+    if there and saved["data.examples"] != now["data.examples"]:
+        warnings.warn(f"{folder}: the data is not what the run was trained on", stacklevel=4)

@@ -1,0 +1,139 @@
+"""``fedtailor.compare``: the user's own objects through the engine of the command."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import fedtailor
+from commands import call, small_config
+from fedtailor.errors import FedtailorError
+from fedtailor.storage.run_folder import COMPARISON
+from helpers import tiny_mlp, vector_data
+from odd_networks import Sized
+
+QUICK: dict[str, Any] = {"rounds": 2, "evaluate_every": 1, "engine": {"workers": 0}}
+
+
+@pytest.fixture(scope="module")
+def comparison() -> fedtailor.sweep.comparison.Comparison:
+    methods = ["heterofl", "fedavg:width=1/2", fedtailor.FedAvg(width=0.25)]
+    return fedtailor.compare(Sized, vector_data(), "uniform-2", methods, seeds=2, seed=3, **QUICK)
+
+
+def test_the_result_prints_as_the_tables_of_the_command(comparison):
+    text = str(comparison)
+    assert text == repr(comparison)
+    assert "own data, 2 rounds, 2 seeds" in text
+    for row in ("│ heterofl ", "│ fedavg:width=1/2 ", "│ fedavg:width=1/4 "):
+        assert row in text
+    assert "Against heterofl: accuracy, mean over tiers, same seeds" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert "<th>method</th><th>0.5</th><th>1</th><th>sent</th>" in comparison._repr_html_()
+
+
+def test_a_data_frame_has_a_row_for_each_method_seed_and_tier(comparison):
+    frame = comparison.to_pandas()
+    assert len(frame) == 3 * 2 * 2
+    assert set(frame["seed"]) == {3, 4}
+    run = comparison.runs["heterofl"][1]
+    row = frame[(frame.method == "heterofl") & (frame.seed == 4) & (frame.tier == "1")].iloc[0]
+    assert row["accuracy"] == run.tiers["1"]["accuracy"]
+    assert row["bytes"] == sum(record.spent.bytes for record in run.history)
+    assert comparison.data()["methods"][0]["seeds"] == 2
+
+
+def test_without_pandas_the_extra_is_named(comparison, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(FedtailorError, match=r"to_pandas needs pandas: pip install 'fedtailor\[pandas\]'"):
+        comparison.to_pandas()
+
+
+def test_seeds_share_their_start_and_methods_their_rules(comparison):
+    starts = {name: [run.setup.start.state.weights for run in runs] for name, runs in comparison.runs.items()}
+    first, second = starts["heterofl"]
+    assert torch.equal(first["hidden.weight"], starts["fedavg:width=1/2"][0]["hidden.weight"])
+    assert not torch.equal(first["hidden.weight"], second["hidden.weight"])
+    heterofl, fedavg, own = (runs[0].method for runs in comparison.runs.values())
+    assert heterofl.local == fedavg.local
+    assert not heterofl.masked_loss
+    assert own.width == 0.25
+
+
+def test_the_paper_s_own_rules_are_asked_for_and_said():
+    methods = {"paper": "heterofl:preset=paper", "same": {"name": "heterofl"}, "object": fedtailor.HeteroFL()}
+    made = fedtailor.compare(tiny_mlp(), vector_data(), "equal", methods, **{**QUICK, "rounds": 1})
+    paper, same, own = (runs[0].method for runs in made.runs.values())
+    assert (paper.masked_loss, same.masked_loss, own.masked_loss) == (True, False, True)
+    assert paper == own
+    assert "same differs from the others in" in str(made)
+
+
+def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch):
+    words = ["--methods", "heterofl,efd:global_width=each", "--jobs", "1", "--runs", str(tmp_path / "runs")]
+    words += ["--set", "fleet.name=uniform-2", "--set", "engine.workers=0", "--set", "model={name = 'mlp'}"]
+    assert call(monkeypatch, "compare", str(small_config(tmp_path, rounds=1)), *words) == 0
+    data = {"dataset": "digits", "clients": 5, "limit": 100}
+    made = fedtailor.compare(
+        "mlp", data, "uniform-2", "heterofl,efd:global_width=each", folder=tmp_path / "own", seed=3,
+        clients_per_round=3, **{**QUICK, "rounds": 1},
+    )  # fmt: skip
+    assert list(made.results) == ["heterofl", "efd:global_width=each"]
+    there = json.loads((tmp_path / "own" / COMPARISON).read_text())["runs"]
+    asked = json.loads((tmp_path / "runs" / "small" / COMPARISON).read_text())["runs"]
+    for mine, theirs in zip(there, asked, strict=True):
+        assert {**mine, "folder": ""} == {**theirs, "folder": ""}
+        ours = tmp_path / "own" / mine["folder"] / "metrics.jsonl"
+        assert (
+            ours.read_bytes()
+            == (tmp_path / "runs" / "small" / theirs["folder"] / "metrics.jsonl").read_bytes()
+        )
+
+
+def test_what_is_finished_is_not_done_again(tmp_path):
+    told: list[int] = []
+
+    def again(**settings: Any) -> str:
+        given = {**QUICK, "folder": tmp_path / "runs", "on_round": lambda record: told.append(record.round)}
+        return str(fedtailor.compare(tiny_mlp(), vector_data(), "equal", "fedavg", **{**given, **settings}))
+
+    first = again()
+    assert told == [1, 2]
+    assert again() == first
+    assert told == [1, 2]
+    with pytest.raises(FedtailorError, match="rounds.rounds: saved 2, now 3"):
+        again(rounds=3)
+
+
+@pytest.mark.slow
+def test_a_comparison_writes_its_report(comparison, tmp_path):
+    text = comparison.report(tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "fedavg:width=1/4" in text
+    assert "own method" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"methods": []}, "methods = .*: expected at least one"),
+        ({"methods": ["fedavg", "fedavg"]}, "'fedavg' is there twice; expected every method once, or names"),
+        ({"methods": "fedavg,fedavgg"}, "unknown method 'fedavgg'"),
+        ({"methods": 5}, "method = 5: expected a name"),
+        ({"methods": {"a b": "fedavg", "a/b": "heterofl"}}, "'a/b' and 'a b' would share a folder"),
+        ({"methods": "fedavg:preset=papre"}, "unknown preset 'papre': did you mean 'paper'"),
+        ({"seeds": 0}, "seeds = 0: expected a whole number, at least 1"),
+        ({"seeds": "3"}, "seeds = '3'"),
+        ({"round": 3}, "unknown setting of compare 'round': did you mean 'rounds'"),
+        ({"training": {"lrr": 1}}, "did you mean 'lr'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(change, words, tmp_path):
+    with pytest.raises(FedtailorError, match=words):
+        fedtailor.compare(
+            tiny_mlp(), vector_data(), "equal", **{"folder": tmp_path / "runs", **QUICK, **change}
+        )
+    assert not (tmp_path / "runs").exists()
