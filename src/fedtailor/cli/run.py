@@ -73,8 +73,7 @@ def _watched(folder: Path) -> Iterator[None]:
 
 def show(finished: Run, folder: Path, as_json: bool) -> None:
     """The end of a run, for a person or a program."""
-    from fedtailor.run.choosing import choice_in_words
-    from fedtailor.run.summary import run_summary, tier_table
+    from fedtailor.run.summary import choice_in_words, run_summary, tier_table
 
     summary = run_summary(finished)
     if as_json:

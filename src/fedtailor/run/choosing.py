@@ -10,9 +10,7 @@ from typing import Literal
 from fedtailor.config import RunConfig
 from fedtailor.errors import require
 from fedtailor.method import Method
-from fedtailor.record import headline
-from fedtailor.run.result import Run
-from fedtailor.server.stopping import MEAN, Stopping
+from fedtailor.server.stopping import Stopping
 
 USUAL_SHARE = 0.1
 
@@ -36,20 +34,3 @@ def checked_share(wanted: Share) -> Share:
 def chooses(config: RunConfig) -> bool:
     """Whether evaluations decide anything in a run."""
     return config.stopping.chooses or config.built_method.chooses
-
-
-def choice_in_words(run: Run) -> str:
-    """What was chosen, by which examples; nothing where no choice was made and nothing kept back for one."""
-    stopping, kept = run.setup.settings.stopping, run.data.validation
-    choosing = stopping.chooses or run.method.chooses
-    if kept is None and not choosing:
-        return ""
-    tiers = next(record.tiers for record in run.history if record.tiers)
-    metric = headline(tiers) if stopping.metric == "auto" else stopping.metric
-    whose = f"mean {metric}" if stopping.tier == MEAN else f"{metric} of tier {stopping.tier}"
-    best = f"Round {run.best_round} is the best by {whose} on"
-    if kept is None:
-        return f"{best} the test examples, which decided: its figures are a little too good (data.validation = 0)."
-    count = len(kept.partition.order)
-    decided = "which decided; test examples decided nothing" if choosing else "kept back from training"
-    return f"{best} {count:,} validation examples, {decided}."

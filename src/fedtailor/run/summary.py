@@ -6,10 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
+from fedtailor.record import headline
 from fedtailor.report.amounts import short
 from fedtailor.report.tables import shown, totals
 from fedtailor.run.describing import left_out
 from fedtailor.run.result import Run
+from fedtailor.server.stopping import MEAN
 
 
 def run_summary(run: Run) -> dict[str, Any]:
@@ -40,3 +42,20 @@ def tier_table(title: str, run: Run) -> Table:
         values = [shown(metric, run.tiers[tier.name][metric]) for metric in metrics]
         table.add_row(tier.name, cut.tag, f"{cost.params:,}", short(cost.macs), *values)
     return table
+
+
+def choice_in_words(run: Run) -> str:
+    """What was chosen, by which examples; nothing where no choice was made and nothing kept back for one."""
+    stopping, kept = run.setup.settings.stopping, run.data.validation
+    choosing = stopping.chooses or run.method.chooses
+    if kept is None and not choosing:
+        return ""
+    tiers = next(record.tiers for record in run.history if record.tiers)
+    metric = headline(tiers) if stopping.metric == "auto" else stopping.metric
+    whose = f"mean {metric}" if stopping.tier == MEAN else f"{metric} of tier {stopping.tier}"
+    best = f"Round {run.best_round} is the best by {whose} on"
+    if kept is None:
+        return f"{best} the test examples, which decided: its figures are a little too good (data.validation = 0)."
+    count = len(kept.partition.order)
+    decided = "which decided; test examples decided nothing" if choosing else "kept back from training"
+    return f"{best} {count:,} validation examples, {decided}."
