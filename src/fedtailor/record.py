@@ -27,6 +27,7 @@ class Cohort:
     refused: Mapping[str, int] = field(default_factory=dict)  # reason -> how often, also of measuring
     abandoned: int = 0  # tries without a quorum
     resting: int = 0  # clients that are not asked any more
+    refused_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # client -> reason -> how often
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ KEYS = {
     "clients": "cohort.asked",  # the older word of the two: folders of users have it
     "merged": "cohort.merged",
     "refused": "cohort.refused",
+    "refused_by": "cohort.refused_by",
     "abandoned": "cohort.abandoned",
     "resting": "cohort.resting",
     "bytes_down": "training.bytes_down",
@@ -149,6 +151,7 @@ KEYS = {
     "method": "method",
 }
 SOMETIMES = (
+    "refused_by",
     "by_tier",
     "tiers",
     "validation",

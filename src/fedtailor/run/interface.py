@@ -25,7 +25,15 @@ from fedtailor.run.choosing import Share, checked_share, share_for
 from fedtailor.run.describing import fingerprint_of, texts_of
 from fedtailor.run.learning import report_what_is_known
 from fedtailor.run.result import Run
-from fedtailor.run.setup import federated, method_with, pick_device, prepare, prepare_config, torch_threads
+from fedtailor.run.setup import (
+    OnNotice,
+    federated,
+    method_with,
+    pick_device,
+    prepare,
+    prepare_config,
+    torch_threads,
+)
 from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
@@ -36,7 +44,6 @@ from fedtailor.storage.journal import CheckpointSettings, Journal, Unsaved
 from fedtailor.storage.run_folder import CONFIG
 
 OnRound = Callable[[RoundRecord], None]
-OnNotice = Callable[[str], None]
 S = TypeVar("S")
 
 
@@ -82,6 +89,8 @@ def train(
     )  # fmt: skip
     seeds, chosen_device, objective = Seeds(seed), pick_device(device), Objective.of(task, loss, metrics)
     held = federated(data, seeds).to(chosen_device)
+    for notice in held.notices if isinstance(data, str) else held.findings:
+        warnings.warn(notice, stacklevel=2)
     devices = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
     chosen = method_with(method, training, rounds)
     held = held.with_validation(share_for(checked_share(validation), settings.stopping, chosen), seeds)
@@ -103,9 +112,10 @@ def run_config(
 ) -> Run:
     """Run a configuration and write its folder; nothing is written unless the run can start.
 
-    ``on_notice`` is told before the first round how often tiers are evaluated, where the configuration leaves it open.
+    ``on_notice`` is told before the first round what a file of data was taken for and what is odd about it, and how
+    often tiers are evaluated, where the configuration leaves it open.
     """
-    setup = prepare_config(config)
+    setup = prepare_config(config, on_notice)
     every = setup.settings.evaluate_every
     if config.evaluate_every == "auto" and every != "auto":
         on_notice(in_words(setup.work(), config.rounds, every))
