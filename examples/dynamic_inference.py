@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor import train
-from fedtailor.data import inputs_of, target_of
+from fedtailor.data import inputs_of
 from fedtailor.models import build_model
 
 
@@ -41,9 +41,8 @@ def main() -> None:
         rounds=20,
         training={"lr": 0.05, "momentum": 0.9, "batch_size": 16},
     )
-    network = run.switchable()
-    batch = run.data.test.take(torch.arange(len(run.data.test)))
-    x, labels = inputs_of(batch)[0][0], target_of(batch)
+    network = run.switchable()  # it answers raw pixels: how they are scaled is its first layer
+    x, labels = inputs_of(run.data.test.columns)[0][0], run.data.test.targets
     print("width   accuracy   ms per 64 images   ms to switch")
     for width in network.widths:
         started = time.perf_counter()

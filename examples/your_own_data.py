@@ -107,6 +107,22 @@ def from_json_lines(folder: Path) -> FederatedData:
     )
 
 
+def from_labelled_text(folder: Path) -> FederatedData:
+    """JSON lines with ``text`` and ``label`` are classified; the vocabulary is made of the training part."""
+    with (folder / "reviews.jsonl").open("w") as file:
+        for row in range(100):
+            text = f"A {'splendid' if row % 3 else 'dreary'} evening, number {row}."
+            file.write(json.dumps({"text": text, "label": "good" if row % 3 else "bad"}) + "\n")
+    return load_federated(DataSettings(dataset=str(folder / "reviews.jsonl"), clients=4), Seeds(0))
+
+
+def from_table(folder: Path) -> FederatedData:
+    """One row per example; the label is the column of that name, and every other column has to be numbers."""
+    rows = [f"{row % 7},{1000 * (row % 5)},{'yes' if row % 2 else 'no'}" for row in range(100)]
+    (folder / "table.csv").write_text("age,income,label\n" + "\n".join(rows))
+    return load_federated(DataSettings(dataset=str(folder / "table.csv"), clients=4), Seeds(0))
+
+
 def from_texts(folder: Path) -> FederatedData:
     """JSON lines with ``user`` and ``text`` become windows of characters; the next character is the target."""
     with (folder / "texts.jsonl").open("w") as file:
@@ -146,6 +162,8 @@ def main() -> None:
             "a PyTorch data set": from_torch_dataset,
             "an .npz file": lambda: from_npz(folder),
             "JSON lines": lambda: from_json_lines(folder),
+            "labelled text": lambda: from_labelled_text(folder),
+            "a table": lambda: from_table(folder),
             "JSON lines of text": lambda: from_texts(folder),
         }
         if importlib.util.find_spec("PIL") is not None:

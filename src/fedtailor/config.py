@@ -9,7 +9,7 @@ import os
 import tomllib
 import unicodedata
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -30,10 +30,10 @@ from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
 from fedtailor.server.setup import RoundSettings
 from fedtailor.server.stopping import Stopping
+from fedtailor.steps import OnNotice
 from fedtailor.storage.journal import CheckpointSettings
 
 Table = dict[str, Any]
-OnNotice = Callable[[str], None]
 S = TypeVar("S")
 
 LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it

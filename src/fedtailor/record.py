@@ -28,6 +28,7 @@ class Cohort:
     abandoned: int = 0  # tries without a quorum
     resting: int = 0  # clients that are not asked any more
     too_small: int = 0  # clients that take no part, because no piece of the model fits them
+    refused_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # client -> reason -> how often
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ KEYS = {
     "clients": "cohort.asked",  # the older word of the two: folders of users have it
     "merged": "cohort.merged",
     "refused": "cohort.refused",
+    "refused_by": "cohort.refused_by",
     "abandoned": "cohort.abandoned",
     "resting": "cohort.resting",
     "too_small": "cohort.too_small",
@@ -152,6 +154,7 @@ KEYS = {
 }
 SOMETIMES = (
     "too_small",
+    "refused_by",
     "by_tier",
     "tiers",
     "validation",

@@ -15,6 +15,8 @@ TRAINING = "training"  # what a run does when it does nothing else
 
 _listener: ContextVar[OnStep | None] = ContextVar("listener", default=None)
 
+OnNotice = Callable[[str], None]  # is told in a sentence what a user should know
+
 
 def step(text: str) -> None:
     """Say what is being done from now on.

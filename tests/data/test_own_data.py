@@ -91,6 +91,8 @@ def test_json_lines(tmp_path: Path) -> None:
     assert dataset.label_names == ("even", "odd")
     assert (len(dataset.train), len(dataset.test)) == (8, 2)
     assert dataset.client_test.tolist() == ["c2", "c0"]
+    write_lines(path, [{"age": i, "pay": 0.5, "label": i % 2} for i in range(10)])
+    assert load_dataset(str(path)).origin.columns == ("age", "pay")
     write_lines(path, [{"x": [i], "y": i % 2} for i in range(10)])
     assert load_dataset(str(path)).test.targets.tolist() == [0, 1]  # every fifth
 
@@ -158,9 +160,9 @@ def test_image_folder(tmp_path: Path) -> None:
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     with pytest.raises(FedtailorError, match="no such file"):
         load_dataset(str(tmp_path / "absent.npz"))
-    (tmp_path / "table.csv").write_text("a,b")
-    with pytest.raises(FedtailorError, match=r"unknown kind of data file '.csv'"):
-        load_dataset(str(tmp_path / "table.csv"))
+    (tmp_path / "table.xls").write_text("a,b")
+    with pytest.raises(FedtailorError, match=r"unknown kind of data file '.xls'"):
+        load_dataset(str(tmp_path / "table.xls"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(FedtailorError, match="holds no image files"):
         load_dataset(str(tmp_path / "empty"))

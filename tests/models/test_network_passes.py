@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from fedtailor.errors import FedtailorError
 from fedtailor.models import build_model, model_names
 from fedtailor.objective import cross_entropy
 
@@ -30,6 +31,7 @@ SETTINGS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "preresnet18": ((3, 16, 16), SMALL_RESNET),
     "resnet18": ((3, 16, 16), SMALL_RESNET),
     "resnet50": ((3, 16, 16), SMALL_RESNET),
+    "text-classifier": ((12,), {"vocabulary": 20, "hidden": 16, "reader": "gru"}),
     "transformer": ((12,), {"embedding": 16, "heads": 2, "hidden": 32}),
     "vgg9": ((3, 8, 8), {"channels": (4, 4, 6, 6, 8, 8), "hidden": (12, 12)}),
     "vit": ((1, 28, 28), {"embedding": 16, "heads": 2, "hidden": 32, "depth": 2}),
@@ -53,7 +55,7 @@ def batch(name: str, size: int = 4) -> Tensor:
 
 def test_every_model_has_settings() -> None:
     assert sorted(SETTINGS) == model_names()
-    assert len(SETTINGS) == 15
+    assert len(SETTINGS) == 16
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -124,6 +126,17 @@ def test_every_position_predicts_from_the_past_only(name: str) -> None:
 def test_vocabulary_may_differ_from_classes() -> None:
     module = build("char-lstm", vocabulary=50)
     assert module(torch.full((2, 12), 49)).shape == (2, CLASSES)
+
+
+def test_a_classifier_of_texts_does_not_see_padding() -> None:
+    module = build_model("text-classifier", input_shape=(12,), num_classes=CLASSES, symbols=20).eval()
+    assert module.embedding.num_embeddings == 20
+    text = torch.tensor([[3, 4, 5]])
+    padded = F.pad(text, (0, 9))
+    torch.testing.assert_close(module(text), module(padded))
+    assert module(torch.zeros(2, 12, dtype=torch.long)).isfinite().all()  # a text of padding alone
+    with pytest.raises(FedtailorError, match="unknown reader 'lstm'"):
+        build_model("text-classifier", input_shape=(12,), num_classes=2, reader="lstm")
 
 
 def test_preactivation_shortcut_branches_after_the_activation() -> None:

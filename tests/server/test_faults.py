@@ -452,8 +452,8 @@ def test_after_its_retries_the_run_stops_with_the_model_unchanged(monkeypatch):
         )
     assert str(caught.value) == (
         "round 2 was tried 3 times and never had a quorum: the last time 0 of 4 clients gave an update that can be "
-        "used, and 2 are needed; 4 x no-answer. The model is that of round 1. See engine.quorum, engine.deadline and "
-        "engine.retries; if clients diverged, lower training.lr"
+        "used, and 2 are needed; 4 x no-answer (clients 1, 3, 4, 5). The model is that of round 1. See engine.quorum, "
+        "engine.deadline and engine.retries; if clients diverged, lower training.lr"
     )
     assert caught.value.exit_code == 69
     assert [record.round for record in records] == [1]
@@ -507,7 +507,9 @@ def test_a_round_in_which_all_clients_diverge_says_what_to_do():
     data = vector_data()
     for number in range(6):
         data = with_nan_inputs(data, number)
-    with pytest.raises(QuorumError, match=r"6 x diverged \(client 0: the loss .*lower training.lr"):
+    with pytest.raises(
+        QuorumError, match=r"6 x diverged \(clients 0, 1, 2, 3, 4, 5; the loss .*lower training.lr"
+    ):
         run(get_method("fedavg")(), mlp_model(), data)
 
 

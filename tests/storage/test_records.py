@@ -18,7 +18,9 @@ from helpers import image_data, mlp_model, tiny_cnn
 
 FULL = RoundRecord(
     round=1,
-    cohort=Cohort(5, 3, {"late": 1, "non-finite": 1}, 2, 4, 6),
+    cohort=Cohort(
+        5, 3, {"late": 1, "non-finite": 1}, 2, 4, 6, refused_by={"7": {"late": 1}, "9": {"non-finite": 1}}
+    ),
     training=Spent(10, 20, 30),
     measuring=Spent(1, 2, 3),
     by_tier={"0.5": TierSpent(4, 8, 12, 2, 1, 16, 20), "1": TierSpent(6, 12, 18, 3, 2, 24, 28)},
@@ -102,12 +104,13 @@ def test_a_row_of_a_newer_version_is_read_without_what_is_not_known_yet():
 def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
     row = FULL.as_row()
     assert list(row) == [
-        "round", "clients", "merged", "refused", "abandoned", "resting", "too_small", "bytes_down", "bytes_up", "macs",
+        "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small", "bytes_down",
+        "bytes_up", "macs",
         "measuring", "by_tier", "train_loss", "tiers", "best_round", "deployed", "reported", "method",
     ]  # fmt: skip
     assert row["measuring"] == {"bytes_down": 1, "bytes_up": 2, "macs": 3}
     assert row["by_tier"]["0.5"] == {
         "bytes_down": 4, "bytes_up": 8, "macs": 12, "asked": 2, "answered": 1, "examples": 16, "parameters": 20,
     }  # fmt: skip
-    without = [key for key in list(row)[:13] if key not in ("too_small", "by_tier")]
+    without = [key for key in list(row)[:14] if key not in ("too_small", "by_tier", "refused_by")]
     assert list(RoundRecord(1).as_row()) == without

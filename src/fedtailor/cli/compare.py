@@ -102,12 +102,23 @@ def compare(
     plan = which.plan()
     missing = _missing(plan)
     if missing:
+        _say_what_the_data_is(plan)
         _do(plan, missing, jobs)
     if report is not None:
         from fedtailor.report.export import write_report
 
         write_report([plan.folder], report, target, form)
     _show(plan, target, report, as_json)
+
+
+def _say_what_the_data_is(plan: Plan) -> None:
+    """Once for all runs, where the data is the user's own."""
+    from fedtailor.data.own import looks_like_path
+    from fedtailor.objective import TASKS
+    from fedtailor.run.setup import read_data
+
+    if looks_like_path(plan.base.data.dataset):
+        read_data(plan.base, TASKS.get(plan.base.objective.task), notice)
 
 
 def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
@@ -211,7 +222,7 @@ def _do_here(run: PlannedRun) -> None:
         if path.exists():
             resume(path, on_round=progress, on_notice=notice)
         else:
-            run_config(run.config, path, progress)
+            run_config(run.config, path, progress, lambda _told_already: None)
 
 
 class Shown:

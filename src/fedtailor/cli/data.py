@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,21 +28,14 @@ def show(
     load_torch()
     from fedtailor.config import load_config, make_config
     from fedtailor.data import picture
-    from fedtailor.data.datasets import load_dataset
-    from fedtailor.data.federated import federate
     from fedtailor.errors import require
     from fedtailor.objective import TASKS
-    from fedtailor.run.choosing import share_for
-    from fedtailor.run.learning import of_task
-    from fedtailor.seeds import Seeds
+    from fedtailor.run.setup import read_data
 
     require(most >= 1, "--most", most, "at least 1")
     given = overrides or []
     settings = load_config(config, given, notice) if config else make_config({}, given, notice)
-    dataset = load_dataset(settings.data.dataset, **settings.data.options)
-    dataset, seeds = of_task(dataset, TASKS.get(settings.objective.task)), Seeds(settings.seed)
-    share = share_for(settings.data.validation, settings.stopping, settings.built_method)
-    spread = federate(dataset, replace(settings.data, validation=share), seeds)
+    spread = read_data(settings, TASKS.get(settings.objective.task))
     if as_json:
         print_json({**picture.overview(spread), "rows": picture.rows(spread)})
         return

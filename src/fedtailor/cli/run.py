@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,8 @@ from fedtailor.cli.output import (
 
 if TYPE_CHECKING:
     from fedtailor.run.result import Run
+
+MOST_CLIENTS = 10  # that are named
 
 
 def run(
@@ -75,7 +78,7 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
     """The end of a run, for a person or a program."""
     from fedtailor.run.summary import choice_in_words, run_summary, tier_table
 
-    summary = run_summary(finished)
+    summary = {**run_summary(finished), "refused_by": refused_clients(finished)}
     if as_json:
         print_json({"folder": str(folder), **summary})
         return
@@ -84,7 +87,7 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
         console.print(choice, markup=False)
     if summary["refused"]:
         counted = ", ".join(f"{count} x {reason}" for reason, count in summary["refused"].items())
-        console.print(f"Refused updates: {counted}", markup=False)
+        console.print(f"Refused updates: {counted}{_by_client(summary['refused_by'])}", markup=False)
     if "too_small" in summary:
         tiers, clients = ", ".join(summary["too_small"]["tiers"]), summary["too_small"]["clients"]
         console.print(f"Left out, because no piece fits: {clients} clients (tier {tiers})", markup=False)
@@ -97,6 +100,27 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
     console.print(
         f"Files: {folder}/  (config.toml, environment.json, metrics.jsonl, weights.safetensors)", markup=False
     )
+
+
+def refused_clients(finished: Run) -> dict[str, dict[str, int]]:
+    """How often each client was refused for which reason, by the names of the clients."""
+    found: dict[str, Counter[str]] = {}
+    for record in finished.history:
+        for client, reasons in record.cohort.refused_by.items():
+            known = (
+                int(client) < finished.data.num_clients
+            )  # an answer may come under a number that nobody has
+            name = finished.data.client_name(int(client)) if known else client
+            found.setdefault(name, Counter()).update(reasons)
+    return {name: dict(reasons) for name, reasons in found.items()}
+
+
+def _by_client(refused: Mapping[str, Mapping[str, int]]) -> str:
+    """Who was refused most often, for the end of a sentence."""
+    times = Counter({name: sum(reasons.values()) for name, reasons in refused.items()})
+    shown = [f"{name} ({count} x)" for name, count in times.most_common(MOST_CLIENTS)]
+    more = f" and {len(times) - MOST_CLIENTS:,} more" if len(times) > MOST_CLIENTS else ""
+    return f"; of client{'s' if len(times) > 1 else ''} {', '.join(shown)}{more}" if shown else ""
 
 
 def _name(config: Path, overrides: list[str]) -> str:

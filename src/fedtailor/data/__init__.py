@@ -4,7 +4,8 @@ from fedtailor.data.batches import Batch, Examples, Preparation, batch_size, inp
 from fedtailor.data.datasets import Dataset, dataset_names, describe, load_dataset, load_federated
 from fedtailor.data.federated import DataSettings, FederatedData, federate
 from fedtailor.data.partitions import Partition
-from fedtailor.data.transforms import ImagePreparation
+from fedtailor.data.transforms import ImagePreparation, Standardisation
+from fedtailor.data.vocabulary import Vocabulary
 
 __all__ = [
     "Batch",
@@ -15,6 +16,8 @@ __all__ = [
     "ImagePreparation",
     "Partition",
     "Preparation",
+    "Standardisation",
+    "Vocabulary",
     "batch_size",
     "dataset_names",
     "describe",

@@ -28,7 +28,7 @@ def dataset_names() -> list[str]:
 
 
 def load_dataset(name: str, **options: Any) -> Dataset:
-    """The data set of that name, or the user's own at that path (.npz, .jsonl, a folder of images).
+    """The data set of that name, or the user's own at that path (.csv, .jsonl, .npz, .parquet, a folder of images).
 
     A known set is looked for in ``FEDTAILOR_DATA``, in the user's cache and in system folders, and downloaded
     into the cache if it is in none of them, unless ``FEDTAILOR_OFFLINE`` is set.
@@ -71,7 +71,10 @@ def _source(name: str) -> Source:
     sources = known_sources()
     if name not in sources:
         raise unknown(
-            "dataset", name, sources, hint="; or the path of a .npz or .jsonl file or a folder of images"
+            "dataset",
+            name,
+            sources,
+            hint="; or the path of a .csv, .jsonl, .npz or .parquet file or a folder of images",
         )
     return sources[name]
 

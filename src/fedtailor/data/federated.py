@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.data.partitions import Array, Partition
-from fedtailor.data.sources import Dataset, own_dataset, together
+from fedtailor.data.scan import bad_rows, findings, with_bad_rows
+from fedtailor.data.sources import Dataset, Origin, own_dataset, together
 from fedtailor.data.splits import (
     DataSettings,
     class_labels,
@@ -24,7 +25,7 @@ from fedtailor.data.splits import (
     split,
     split_by_id,
 )
-from fedtailor.data.transforms import Plain
+from fedtailor.data.transforms import Deployable, Plain, deployable
 from fedtailor.errors import FedtailorError
 from fedtailor.seeds import Seeds
 
@@ -78,6 +79,8 @@ class FederatedData:
     tests: Parts | None = None  # the clients' own test sets, as many parts as clients
     validation: Parts | None = None  # what clients keep back of their training examples, to choose by
     unseen: Parts | None = None  # clients never seen in training, with test examples only
+    origin: Origin = field(default_factory=Origin)  # the file that it was read from
+    findings: tuple[str, ...] = ()  # what is odd about the examples, one sentence each
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.partition.sizes == 0)
@@ -137,8 +140,26 @@ class FederatedData:
         return self.tests.part(client)
 
     def example(self, count: int = 2) -> Batch:
-        """A small prepared batch, for tracing a model."""
-        return self.train.take(torch.arange(min(count, len(self.train))))
+        """A small prepared batch, for tracing a model; of examples that are numbers, if there are such."""
+        rows = torch.arange(min(count, len(self.train)))
+        if bool(bad_rows(self.train.subset(rows)).any()):
+            good = (~bad_rows(self.train)).nonzero().flatten()[:count]
+            rows = good if len(good) else rows
+        return self.train.take(rows)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know before a run: what a file was taken for, and what is odd about it."""
+        return (*self.origin.sentences, *(f"{each}." for each in self.findings))
+
+    @property
+    def preparation(self) -> Deployable | None:
+        """What raw inputs go through before a network sees them, as far as it can be deployed with the network."""
+        return deployable(self.train.preparation)
+
+    def inputs(self) -> dict[str, Any]:
+        """How raw inputs become what a network sees, and what its outputs mean: plain values, for a file."""
+        return self.origin.inputs(self.preparation, self.label_names)
 
     def label_counts(self) -> Array:
         """How many examples of each class each client holds, int64 (clients, classes)."""
@@ -220,7 +241,8 @@ class FederatedData:
         )
         if parts is not None:
             partition = Partition.from_parts(parts)
-            data = cls(name, train, test, partition, dataset.num_classes)
+            data = cls(name, train, test, partition, dataset.num_classes, findings=findings(dataset))
+            data = _with_holders(data)
             share = settings.get("validation", "auto")
             return data if share == "auto" else data.with_validation(share, seeds or Seeds(0))
         if dataset.client_train is not None:
@@ -266,10 +288,19 @@ def federate(dataset: Dataset, settings: DataSettings, seeds: Seeds) -> Federate
         client_names=names,
         tests=tests,
         unseen=unseen,
+        origin=dataset.origin,
+        findings=findings(dataset),
     )
+    data = _with_holders(data)
     if settings.validation == "auto":
         return data
     return data.with_validation(settings.validation, seeds, settings.min_examples)
+
+
+def _with_holders(data: FederatedData) -> FederatedData:
+    """With one more finding where examples are no numbers: whose they are."""
+    holders = with_bad_rows(data.train, data.partition, data.client_name) if data.findings else ""
+    return dataclasses.replace(data, findings=(*data.findings, holders)) if holders else data
 
 
 def _some(

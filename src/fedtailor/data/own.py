@@ -1,27 +1,33 @@
-"""The user's own data at a path: ``.npz`` files, JSON lines, folders of images."""
+"""The user's own data at a path: ``.npz`` files, JSON lines, tables, folders of images."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedtailor.data.batches import Examples
 from fedtailor.data.formats.archive import walk
+from fedtailor.data.formats.features import TableOptions, read_features
 from fedtailor.data.formats.images import ENDINGS, stack_images
-from fedtailor.data.formats.lines import read_records, read_texts
+from fedtailor.data.formats.labelled import TEXTS, LabelledTextOptions, read_labelled_text
+from fedtailor.data.formats.labels import for_testing, label_numbers
+from fedtailor.data.formats.lines import numbered_records, read_texts
 from fedtailor.data.formats.npz import read_npz
+from fedtailor.data.formats.tables import LABELS, read_table
 from fedtailor.data.formats.text import Alphabet, WindowSettings, text_dataset
 from fedtailor.data.partitions import Array
-from fedtailor.data.sources import Dataset, check_options, own_dataset
+from fedtailor.data.sources import Dataset, Origin, check_options, own_dataset
 from fedtailor.data.transforms import ImagePreparation
 from fedtailor.errors import FedtailorError, require, unknown
 
-ENDINGS_OF_FILES = (".npz", ".jsonl")
-TEST_EVERY = 5  # where the user's data has no test part, every fifth example becomes one
+ENDINGS_OF_FILES = (".csv", ".jsonl", ".npz", ".parquet", ".tsv")
+READ_AS = "read_as"  # the option that says what a file is, where its columns do not
 
 
 def looks_like_path(name: str) -> bool:
@@ -30,18 +36,22 @@ def looks_like_path(name: str) -> bool:
 
 
 def read_own(path: Path, **options: Any) -> Dataset:
-    """The user's data at a path: a ``.npz`` or ``.jsonl`` file, or a folder of images."""
+    """The user's data at a path: a file (``ENDINGS_OF_FILES``) or a folder of images."""
     path = path.expanduser()
-    reader = _reader(path)
-    parameters = inspect.signature(reader).parameters.values()
-    defaults = {item.name: item.default for item in parameters if item.kind is item.KEYWORD_ONLY}
-    check_options(path.name, options, defaults)
-    return reader(path, **options)
+    kinds = _kinds(path)
+    wanted = options.pop(READ_AS, None)
+    if wanted is not None and wanted not in kinds:
+        raise unknown(f"{READ_AS} of {path.name}", wanted, kinds)
+    reader = kinds[wanted or (_guess(path, options) if len(kinds) > 1 else next(iter(kinds)))]
+    settings = _settings(reader)
+    check_options(path.name, options, _defaults(reader, settings))
+    return reader(path, **options) if settings is None else reader(path, settings(**options))
 
 
-def _reader(path: Path) -> Callable[..., Dataset]:
+def _kinds(path: Path) -> dict[str, Callable[..., Dataset]]:
+    """What a file of this ending may hold, by the names of ``read_as``."""
     if path.is_dir():
-        return read_image_folder
+        return {"images": read_image_folder}
     if path.suffix not in ENDINGS_OF_FILES:
         raise unknown(
             "kind of data file", path.suffix or path.name, ENDINGS_OF_FILES, hint=", or a folder of images"
@@ -49,11 +59,40 @@ def _reader(path: Path) -> Callable[..., Dataset]:
     if not path.exists():
         raise FedtailorError(f"data set {path}: there is no such file")
     if path.suffix == ".npz":
-        return read_arrays
-    first = next(iter(read_records(path)), None)
-    if first is None:
-        raise FedtailorError(f"{path} holds no lines: expected x and y, or user and text, on each")
-    return read_texts_by_user if "text" in first[1] else read_rows
+        return {"arrays": read_arrays}
+    if path.suffix == ".jsonl":
+        kinds: dict[str, Callable[..., Dataset]] = {"next-character": read_texts_by_user, "rows": read_rows}
+    else:
+        kinds = {}
+    return {**kinds, "labelled-text": read_labelled_text, "table": read_features}
+
+
+def _guess(path: Path, options: Mapping[str, Any]) -> str:
+    """What the names of the columns say that the file holds."""
+    table = read_table(path)
+    names = {name.lower() for name in table.columns}
+    labelled = bool(names & set(LABELS)) or "label" in options
+    if path.suffix != ".jsonl":
+        return "labelled-text" if "text" in options or (names & set(TEXTS) and labelled) else "table"
+    if not len(table):
+        raise FedtailorError(f"{path} holds no lines: expected x and y, text and label, or user and text")
+    if "tokens" in names or "text" in options or ("text" in names and labelled):
+        return "labelled-text"
+    if "text" in names:
+        return "next-character"
+    return "table" if labelled and "x" not in names else "rows"
+
+
+def _settings(reader: Callable[..., Dataset]) -> type[Any] | None:
+    """The dataclass of a reader's options, where they are many."""
+    return {read_labelled_text: LabelledTextOptions, read_features: TableOptions}.get(reader)
+
+
+def _defaults(reader: Callable[..., Dataset], settings: type[Any] | None) -> dict[str, Any]:
+    given = inspect.signature(reader if settings is None else settings).parameters.values()
+    return {
+        item.name: item.default for item in given if settings is not None or item.kind is item.KEYWORD_ONLY
+    }
 
 
 def read_arrays(
@@ -66,7 +105,7 @@ def read_arrays(
     """
     arrays = read_npz(path)
     names = arrays.get("label_names")
-    y_train, y_test, found = _label_numbers(arrays["y_train"], arrays["y_test"])
+    y_train, y_test, found = label_numbers(arrays["y_train"], arrays["y_test"])
     x_train, x_test = arrays["x_train"], arrays["x_test"]
     preparation = None
     if x_train.dtype == np.uint8 and x_train.ndim in {3, 4}:
@@ -74,7 +113,7 @@ def read_arrays(
         preparation = preparation_of(x_train, padding=padding, flip=flip)
     elif x_train.dtype == np.uint8:
         x_train, x_test = x_train.astype(np.int64), x_test.astype(np.int64)
-    return own_dataset(
+    dataset = own_dataset(
         Examples.of(x_train, y_train, preparation=preparation),
         Examples.of(x_test, y_test, preparation=preparation),
         client_train=arrays.get("client_train"),
@@ -84,6 +123,7 @@ def read_arrays(
         label_names=found if names is None else tuple(map(str, names.tolist())),
         client_names=arrays.get("client_names"),
     )
+    return replace(dataset, origin=Origin(*_taken_for(dataset), symbols=_symbols(dataset)))
 
 
 def read_texts_by_user(
@@ -92,7 +132,13 @@ def read_texts_by_user(
     """JSON lines with ``user`` and ``text``, as windows of characters like Shakespeare's roles."""
     texts = read_texts(path)
     alphabet = Alphabet.of("".join(texts.values()))
-    return text_dataset(path.name, texts, alphabet, WindowSettings(window, stride, shifted, test_share))
+    dataset = text_dataset(path.name, texts, alphabet, WindowSettings(window, stride, shifted, test_share))
+    taken_for = (
+        f"{path.name} is taken for running text: the next of {len(alphabet.letters)} characters after every {window} "
+        f"is to be told; {len(texts):,} users, {len(dataset.train):,} training and {len(dataset.test):,} test windows."
+    )
+    otherwise = 'To say otherwise: a label on every line, and [data] options = { read_as = "labelled-text" }.'
+    return replace(dataset, origin=Origin(taken_for, otherwise))
 
 
 def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
@@ -100,12 +146,14 @@ def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
 
     Where no line has a ``split``, every fifth is for testing.
     """
-    columns: dict[str, list[Any]] = {"x": [], "y": [], "client": [], "test": []}
-    for where, record in read_records(path):
+    columns: dict[str, list[Any]] = {"line": [], "x": [], "y": [], "client": [], "test": []}
+    for line, record in numbered_records(path):
         if "x" not in record or "y" not in record or record.get("split", "train") not in {"train", "test"}:
             raise FedtailorError(
-                f"{where} has {', '.join(record)}: expected x, y and, if any, split = train or test"
+                f"line {line} of {path} has {', '.join(record)}: expected x, y and, if any, split = train or test; "
+                "or text and label; or user and text"
             )
+        columns["line"].append(line)
         columns["x"].append(record["x"])
         columns["y"].append(record["y"])
         columns["client"].append(record.get("client"))
@@ -119,10 +167,10 @@ def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
     given = [entry is not None for entry in columns["client"]]
     if any(given) and not all(given):
         raise FedtailorError(f"{path} names the client on some lines only: expected on all or on none")
-    test = _test_mask(columns["test"])
-    y_train, y_test, names = _label_numbers(y[~test], y[test])
+    test = for_testing(columns["test"])
+    y_train, y_test, names = label_numbers(y[~test], y[test])
     ids = np.asarray([str(entry) for entry in columns["client"]]) if all(given) else None
-    return own_dataset(
+    dataset = own_dataset(
         Examples.of(x[~test], y_train),
         Examples.of(x[test], y_test),
         client_train=None if ids is None else ids[~test],
@@ -131,6 +179,9 @@ def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
         name=path.name,
         label_names=names,
     )
+    lines = np.array(columns["line"], dtype=np.int64)
+    origin = Origin(*_taken_for(dataset), lines=(lines[~test], lines[test]), symbols=_symbols(dataset))
+    return replace(dataset, origin=origin)
 
 
 def read_image_folder(
@@ -153,7 +204,7 @@ def read_image_folder(
     names, pixels = stack_images(files, path, mode, None if size is None else (size[0], size[1]))
     paths = [name.split("/")[:-1] for name in names]
     parted = all(folders and folders[0] in {"train", "test"} for folders in paths)
-    test = _test_mask([folders[0] == "test" if parted else None for folders in paths])
+    test = for_testing([folders[0] == "test" if parted else None for folders in paths])
     below = [folders[1:] if parted else folders for folders in paths]
     depths = {len(folders) for folders in below}
     if depths not in ({1}, {2}):
@@ -162,10 +213,10 @@ def read_image_folder(
             f"expected class/image for all, or client/class/image for all"
         )
     labels, ids = np.array([folders[-1] for folders in below]), np.array([folders[0] for folders in below])
-    y_train, y_test, label_names = _label_numbers(labels[~test], labels[test])
+    y_train, y_test, label_names = label_numbers(labels[~test], labels[test])
     preparation = preparation_of(pixels[~test], padding=padding, flip=flip)
     natural = depths == {2}
-    return own_dataset(
+    dataset = own_dataset(
         Examples.of(pixels[~test], y_train, preparation=preparation),
         Examples.of(pixels[test], y_test, preparation=preparation),
         client_train=ids[~test] if natural else None,
@@ -174,6 +225,11 @@ def read_image_folder(
         name=path.name,
         label_names=label_names,
     )
+    taken_for, _ = _taken_for(dataset)
+    layout = "clients, then classes" if natural else "classes"
+    otherwise = f'Folders are {layout}. To say otherwise: [data] options = {{ mode = "L", size = [32, 32] }}.'
+    decoding = {"mode": mode, "size": list(pixels.shape[2:])}
+    return replace(dataset, origin=Origin(taken_for, otherwise, decoding=decoding))
 
 
 def preparation_of(images: Array, *, padding: int = 0, flip: bool = False) -> ImagePreparation:
@@ -198,17 +254,35 @@ def _channels_first(images: Array) -> Array:
     return images
 
 
-def _label_numbers(train: Array, test: Array) -> tuple[Array, Array, tuple[str, ...]]:
-    """Labels as numbers; names are numbered in alphabetical order and returned."""
-    if train.dtype.kind not in "US":
-        return train, test, ()
-    names, numbers = np.unique(np.concatenate([train, test.astype(train.dtype)]), return_inverse=True)
-    numbers = numbers.reshape(-1)
-    return numbers[: len(train)], numbers[len(train) :], tuple(map(str, names.tolist()))
+def _symbols(dataset: Dataset) -> int | None:
+    """How many tokens there are, where inputs are rows of whole numbers; at least as many as classes."""
+    inputs = [part.columns[0] for part in (dataset.train, dataset.test) if isinstance(part.columns, tuple)]
+    if any(x.dim() != 2 or x.is_floating_point() for x in inputs):
+        return None
+    return max(dataset.num_classes, *(int(x.max()) + 1 for x in inputs if x.numel()))
 
 
-def _test_mask(marked: list[bool | None]) -> Array:
-    """Which examples are for testing: as marked, or every fifth where nothing is marked."""
-    if all(mark is None for mark in marked):
-        return np.asarray(np.arange(len(marked)) % TEST_EVERY == TEST_EVERY - 1)
-    return np.array([bool(mark) for mark in marked])
+def _taken_for(dataset: Dataset) -> tuple[str, str]:
+    """What arrays of these types are taken for, and how to say otherwise."""
+    columns = dataset.train.columns
+    assert isinstance(columns, tuple)
+    x = columns[0]
+    sides = " x ".join(map(str, x.shape[1:])) or "one"
+    if x.dtype == torch.uint8:
+        kind, otherwise = (
+            f"images ({sides}), normalised to mean 0 and deviation 1",
+            "Decimal numbers stay as they are.",
+        )
+    elif x.is_floating_point():
+        kind, otherwise = (
+            f"decimal numbers ({sides} each), as they are",
+            "Pixels stored as bytes would be normalised.",
+        )
+    else:
+        kind, otherwise = (
+            f"whole numbers ({sides} each), such as tokens",
+            "Measurements have to be decimal numbers.",
+        )
+    target = f"{dataset.num_classes} classes" if dataset.num_classes else "numbers, no classes"
+    sizes = f"{len(dataset.train):,} training and {len(dataset.test):,} test examples"
+    return f"{dataset.name} is taken for {kind}: {sizes} of {target}.", otherwise

@@ -37,6 +37,8 @@ def overview(data: FederatedData) -> dict[str, Any]:
         "median_client": float(np.median(sizes)),
         "largest_client": int(sizes.max()),
     }
+    if data.notices:
+        numbers["notices"] = list(data.notices)
     if _has_classes(data):
         counts = data.label_counts()
         shares = counts / counts.sum(1, keepdims=True)
@@ -83,6 +85,7 @@ def show(data: FederatedData, most: int = 20) -> Group:
         )
     if numbers["unseen_clients"]:
         lines.append(f"clients never seen in training: {numbers['unseen_clients']:,}")
+    lines += data.notices
     if len(listed) < data.num_clients:
         lines.append(f"{len(listed)} of them, from the smallest to the largest:")
     return Group(*map(Text, lines), *_table(data, listed))

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedtailor.data.batches import Examples
 from fedtailor.data.download import RemoteFile
+from fedtailor.data.transforms import Deployable
+from fedtailor.data.vocabulary import Vocabulary
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.seeds import Seeds
 
@@ -20,6 +22,36 @@ Array = np.ndarray[Any, np.dtype[Any]]
 UNLABELLED = (
     -100
 )  # the class of a position of a sequence that has no label (padding); PyTorch's own number for it
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What is known of the file that the examples were read from; for people, and for whoever deploys a network."""
+
+    taken_for: str = ""  # one sentence, for the user to see before a run
+    otherwise: str = ""  # how to say otherwise
+    lines: tuple[Array, Array] | None = None  # in the file, of the training and of the test examples
+    line_word: str = "line"
+    columns: tuple[str, ...] = ()  # names of the features, in their order
+    vocabulary: Vocabulary | None = None
+    symbols: int | None = None  # how many different tokens the inputs may hold
+    decoding: Mapping[str, Any] = field(default_factory=dict)  # how image files became pixels
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the file was taken for, and how to say otherwise; nothing where there is nothing to say."""
+        return tuple(filter(None, (self.taken_for, self.otherwise)))
+
+    def inputs(self, preparation: Deployable | None, label_names: tuple[str, ...]) -> dict[str, Any]:
+        """How raw inputs become what a network sees, and what its outputs mean: plain values."""
+        known = {
+            "preparation": None if preparation is None else preparation.as_data(),
+            "vocabulary": None if self.vocabulary is None else self.vocabulary.as_data(),
+            "columns": list(self.columns),
+            "images": dict(self.decoding),
+            "labels": list(label_names),
+        }
+        return {name: value for name, value in known.items() if value}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +70,8 @@ class Dataset:
     client_train: Array | None = None
     client_test: Array | None = None
     client_names: Array | None = None  # of the clients, where the ids are positions in it
+    origin: Origin = field(default_factory=Origin)
+    own: bool = False  # the user's own examples: looked through for what is odd about them
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
@@ -125,6 +159,7 @@ def own_dataset(
         client_train=None if client_train is None else np.asarray(client_train),
         client_test=None if client_test is None else np.asarray(client_test),
         client_names=client_names,
+        own=True,
     )
 
 

@@ -20,7 +20,8 @@ class DataSettings:
     """Which data set, and how it is spread over clients."""
 
     dataset: str = "digits"
-    """A known name (see `fedtailor datasets`), or a path: a .npz or .jsonl file, or a folder of images."""
+    """A known name (see `fedtailor datasets`), or a path: a .csv, .jsonl, .npz or .parquet file, or a folder of
+    images."""
     clients: int = 20
     """How many clients; with partition = "natural", how many of the writers or roles are drawn."""
     partition: str = "iid"

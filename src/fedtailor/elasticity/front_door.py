@@ -75,6 +75,7 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
     The own class is always tried first. It fails where ``forward`` has literal sizes; then the graph stands
     in, and where it cannot (its structure depends on the batch), the channels with literal sizes stay whole.
     """
+    _refuse_no_numbers(example)
     batch, traced = _trace(module, example, wishes)
     model, problem = _first_good(module, example, objective, wishes, traced, batch)
     if model is None and not traced.exported:  # the code may have taken another way because it was traced
@@ -113,6 +114,17 @@ def _first_good(
         + (f". The traced graph cannot stand in: {traced.obstacle}" if traced.obstacle else "")
         + (f". Hooks of {', '.join(hooked(module))} are not traced" if hooked(module) else "")
     )
+
+
+def _refuse_no_numbers(example: Batch) -> None:
+    """With NaN in the batch every comparison would fail, and channels would be blamed for it."""
+    args, kwargs = inputs_of(example)
+    for name, values in {**{f"input {place}": each for place, each in enumerate(args)}, **kwargs}.items():
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            what = "NaN" if bool(values.isnan().any()) else "infinite numbers"
+            raise FedtailorError(
+                f"the example batch has {what} in {name}: expected numbers, to trace the module with"
+            )
 
 
 def _another(example: Batch) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from fedtailor.client.evaluate import evaluate_deployed
 from fedtailor.data.federated import FederatedData
@@ -15,11 +15,9 @@ from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.messages import Measure, Task
 from fedtailor.method import Method
-from fedtailor.steps import step
+from fedtailor.steps import OnNotice, step
 
 HEAD_START_SECONDS = 3.0  # about what starting workers costs: runs that are shorter do better without
-
-OnNotice = Callable[[str], None]
 
 
 class Automatic:

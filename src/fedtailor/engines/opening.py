@@ -14,14 +14,14 @@ import torch
 
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.automatic import Automatic, OnNotice
+from fedtailor.engines.automatic import Automatic
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.protocol import Engine
 from fedtailor.engines.settings import EngineSettings, available_cores
 from fedtailor.engines.workers.luggage import check_portable
 from fedtailor.engines.workers.pool import WorkerPool, luggage_for
 from fedtailor.method import Method
-from fedtailor.steps import step
+from fedtailor.steps import OnNotice, step
 
 
 @contextmanager

@@ -67,19 +67,27 @@ def summary_of(name: str) -> str:
 
 
 def build_model(
-    name: str | Builder, *, input_shape: tuple[int, ...], num_classes: int, **options: Any
+    name: str | Builder,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    symbols: int | None = None,
+    **options: Any,
 ) -> nn.Module:
     """The network ``name`` with fresh weights, for examples of ``input_shape`` (without the batch).
 
     ``name`` is one of ``model_names()``, the import path ``my_package.my_module:build`` or ``my_file.py:build`` of
     a callable, or the callable itself; it is handed the options, and ``input_shape`` and ``num_classes`` if its
-    signature has them.
+    signature has them. ``symbols``, how many different tokens a text may hold, is its ``vocabulary``, if it has such
+    and no option says otherwise.
     """
     builder = _find(name)
     name = name if isinstance(name, str) else getattr(name, "__qualname__", type(name).__qualname__)
     if name in _builders:
         num_classes = whole("num_classes", num_classes)
-    data = {"input_shape": input_shape, "num_classes": num_classes}
+    data: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
+    if symbols is not None and "vocabulary" not in options:
+        data["vocabulary"] = symbols
     module = builder(**_arguments(name, builder, data, options))
     if not isinstance(module, nn.Module):
         raise FedtailorError(

@@ -1,4 +1,4 @@
-"""Character models: FjORD's two-layer LSTM for Shakespeare and a small Transformer."""
+"""Models of text: FjORD's two-layer LSTM for Shakespeare, a small Transformer, and a classifier of whole texts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from fedtailor.errors import unknown
 from fedtailor.models.attention import Blocks, transformer_blocks
 from fedtailor.models.parts import sequence_length, whole
 from fedtailor.models.registry import register
+
+PADDING = 0  # the token that fills short texts
 
 
 class CharacterHead(nn.Module):
@@ -107,3 +109,49 @@ def transformer(options: TransformerOptions, *, input_shape: Sequence[int], num_
     blocks = transformer_blocks(options, causal=True)
     head = CharacterHead(embedding, num_classes, options.predict)
     return CharacterTransformer(symbols, length, embedding, blocks, head)
+
+
+class TextClassifier(nn.Module):
+    """Embedding, a recurrent layer if there is one, the mean over what is no padding, two linear layers."""
+
+    def __init__(
+        self, embedding: nn.Module, reader: nn.Module | None, features: int, hidden: int, classes: int
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.reader = reader
+        self.hidden = nn.Linear(features, hidden)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)  # (batch, time, embedding)
+        if self.reader is not None:
+            x, _ = self.reader(x)
+        there = (tokens != PADDING).unsqueeze(-1).to(x.dtype)  # (batch, time, 1)
+        mean = (x * there).sum(1) / there.sum(1).clamp(min=1.0)  # (batch, features)
+        scores: Tensor = self.head(torch.relu(self.hidden(mean)))
+        return scores
+
+
+@register("text-classifier")
+def text_classifier(
+    *,
+    input_shape: Sequence[int],
+    num_classes: int,
+    vocabulary: int = 10_000,
+    embedding: int = 32,
+    hidden: int = 64,
+    reader: str = "mean",
+) -> nn.Module:
+    """One label for a whole text: embedding, mean over the text, two linear layers.
+
+    ``vocabulary`` is the number of different tokens, which labelled text knows; 0 is padding. ``reader`` is mean
+    (words in any order) or gru (a recurrent layer of ``hidden`` before the mean: what characters need).
+    """
+    sequence_length("text-classifier", input_shape)
+    if reader not in ("mean", "gru"):
+        raise unknown("reader", reader, ("mean", "gru"))
+    embedding, hidden = whole("embedding", embedding), whole("hidden", hidden)
+    table = nn.Embedding(whole("vocabulary", vocabulary), embedding)
+    layer = nn.GRU(embedding, hidden, batch_first=True) if reader == "gru" else None
+    return TextClassifier(table, layer, hidden if reader == "gru" else embedding, hidden, num_classes)

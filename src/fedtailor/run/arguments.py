@@ -19,6 +19,7 @@ from fedtailor.fleet import Fleet, FleetSettings, fleet_by_name
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
 from fedtailor.models import build_model
+from fedtailor.run.learning import outputs_for
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings
 
@@ -133,4 +134,6 @@ def module_of(given: ModuleLike, data: FederatedData, seeds: Seeds) -> nn.Module
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
-        return build_model(given, input_shape=shape, num_classes=data.num_classes)
+        return build_model(
+            given, input_shape=shape, num_classes=outputs_for(data), symbols=data.origin.symbols
+        )

@@ -24,7 +24,7 @@ from fedtailor.config import validated
 from fedtailor.data.batches import Examples
 from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import DataSettings, FederatedData, federate
-from fedtailor.data.own import TEST_EVERY
+from fedtailor.data.formats.labels import TEST_EVERY
 from fedtailor.data.sources import Dataset, own_dataset
 from fedtailor.errors import FedtailorError
 from fedtailor.seeds import Seeds

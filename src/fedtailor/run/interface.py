@@ -40,12 +40,12 @@ from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
 from fedtailor.server.setup import Setup
 from fedtailor.server.stopping import Stopping
+from fedtailor.steps import OnNotice
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.journal import CheckpointSettings, Journal, Unsaved
 from fedtailor.storage.run_folder import CONFIG
 
 OnRound = Callable[[RoundRecord], None]
-OnNotice = Callable[[str], None]
 
 
 def train(
@@ -100,6 +100,8 @@ def train(
     )
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
     held = federated(data, seeds).to(chosen_device)
+    for notice in held.notices if isinstance(data, str | Path) else held.findings:
+        warnings.warn(notice, stacklevel=2)
     held = held.with_validation(share_for(checked_share(validation), settings.stopping, chosen), seeds)
     built = module_of(module, held, seeds).to(chosen_device)
     model = elastic(built, held.example(), objective=objective)
@@ -120,9 +122,10 @@ def run_config(
 ) -> Run:
     """Run a configuration and write its folder; nothing is written unless the run can start.
 
-    ``on_notice`` is told before the first round how often tiers are evaluated, where the configuration leaves it open.
+    ``on_notice`` is told before the first round what a file of data was taken for and what is odd about it, and how
+    often tiers are evaluated, where the configuration leaves it open.
     """
-    setup = prepare_config(config)
+    setup = prepare_config(config, on_notice)
     every = setup.settings.evaluate_every
     if config.evaluate_every == "auto" and every != "auto":
         on_notice(in_words(setup.work(), config.rounds, every))

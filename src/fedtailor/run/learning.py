@@ -46,7 +46,11 @@ def of_task(dataset: Dataset, task: LearningTask | None) -> Dataset:
     """A data set of whole numbers has classes only if the task does: they may be multi-hot labels, or ages."""
     if task is None or task.classes:
         return dataset
-    return dataclasses.replace(dataset, num_classes=0, label_names=())
+    origin = dataset.origin
+    if origin.taken_for and dataset.num_classes:
+        said = f"{origin.taken_for} But objective.task = {task.name!r}: the labels are no classes."
+        origin = dataclasses.replace(origin, taken_for=said)
+    return dataclasses.replace(dataset, num_classes=0, label_names=(), origin=origin)
 
 
 def outputs_for(data: FederatedData) -> int:

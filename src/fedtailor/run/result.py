@@ -15,6 +15,7 @@ from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.ensemble import Ensemble
+from fedtailor.elasticity.running.prepared import with_preparation as prepared
 from fedtailor.elasticity.running.switchable import Switchable, switchable
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
@@ -133,8 +134,17 @@ class Run:
             state = calibrate(self._inquiry(), state, [budget], self.setup.clients(state.round))
         return self.method.deploy(state, budget, self.model)
 
-    def submodel(self, budget: Budget | float | str | None = None, *, client: int | None = None) -> nn.Module:
+    def submodel(
+        self,
+        budget: Budget | float | str | None = None,
+        *,
+        client: int | None = None,
+        with_preparation: bool = True,
+    ) -> nn.Module:
         """A plain small module for a device: ``run.submodel(0.25)`` or ``run.submodel(Budget(macs=1_000_000))``.
+
+        It answers raw inputs: where fedtailor normalised the data, that is its first layer, and the network the second
+        (``small.network``). ``with_preparation=False`` is the network alone, for inputs that are prepared already.
 
         ``run.submodel(client=7)`` is that client's own network, where clients have such (FedPA, APFL). Where the
         method deploys several networks (Split-Mix), they are one module that averages their outputs.
@@ -142,11 +152,21 @@ class Run:
         if (budget is None) == (client is None):
             raise FedtailorError("submodel: expected a budget, or the number of a client, and not both")
         if client is not None:
-            return self.model.build(self.personal(client)).eval()
-        assert budget is not None
-        wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
-        members = [self.model.build(patch) for patch in self.deploy(wanted).patches]
-        return (members[0] if len(members) == 1 else Ensemble(members)).eval()
+            network = self.model.build(self.personal(client))
+        else:
+            assert budget is not None
+            wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
+            members = [self.model.build(patch) for patch in self.deploy(wanted).patches]
+            network = members[0] if len(members) == 1 else Ensemble(members)
+        return (self._prepared(network) if with_preparation else network).eval()
+
+    def _prepared(self, network: nn.Module) -> nn.Module:
+        """The network behind what fedtailor does to raw inputs; the network itself where that is nothing."""
+        preparation = self.data.preparation
+        if preparation is None:
+            return network
+        layer = preparation.layer().to(self.setup.device)
+        return prepared(network, layer, preparation.key, self.model.example)
 
     def personal(self, client: int) -> Patch:
         """What a client runs: its own part of the model on its own norm statistics."""
@@ -169,20 +189,26 @@ class Run:
         return Inquiry(self.setup, InProcess(self.method, self.model, self.setup.data))
 
     def save_sparse(self, path: Path | str, budget: Budget) -> None:
-        """Write the network for a budget as a small file that holds its surviving weights alone."""
+        """Write the network for a budget as a small file: its surviving weights, and how raw inputs are prepared."""
         patches = self.deploy(budget).patches
         if len(patches) > 1:
             raise FedtailorError(f"{self.method.name} deploys ensembles of networks: save each one by itself")
-        save_sparse(path, patches[0], self.model.groups.ties)
+        save_sparse(path, patches[0], self.model.groups.ties, self.data.inputs())
 
-    def switchable(self) -> Switchable:
-        """One module for inference that can run at the width of every tier: ``network.switch(0.4)``."""
+    def switchable(self, *, with_preparation: bool = True) -> Switchable:
+        """One module for inference that can run at the width of every tier: ``network.switch(0.4)``.
+
+        It answers raw inputs, as ``submodel`` does.
+        """
         deployed = [self.deploy(tier.budget) for tier in self.fleet.tiers]
         if any(len(each.patches) > 1 for each in deployed):
             raise FedtailorError(
                 f"{self.method.name} deploys ensembles of networks, not nested widths of one"
             )
-        return switchable(self.model, [each.patches[0] for each in deployed])
+        network = switchable(self.model, [each.patches[0] for each in deployed])
+        if with_preparation and (preparation := self.data.preparation) is not None:
+            network.prepare(preparation.layer().to(self.setup.device), preparation.key)
+        return network
 
     def save(self, path: Path | str) -> None:
         """Write the run as a folder of its own, which ``Run.load`` and reports read; it must not exist."""
@@ -216,4 +242,4 @@ class Run:
         kept = {client: memory for client in sorted(self.memories) if (memory := at.memory_of(client)[1])}
         if tables := self.method.diagnostics(self.state, self.model, kept):
             folder.save_diagnostics(tables)
-        folder.save_weights(self.state.weights, self.model.groups.ties)
+        folder.save_weights(self.state.weights, self.model.groups.ties, self.data.inputs())

@@ -28,30 +28,46 @@ from fedtailor.messages import Client
 from fedtailor.method import Method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
+from fedtailor.objective import LearningTask
 from fedtailor.run.choosing import share_for
 from fedtailor.run.learning import check_task, of_task, outputs_for, report_what_is_known
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
-from fedtailor.steps import step
+from fedtailor.steps import OnNotice, step
 
 MACS_STEPS = 10**6  # to which budgets that are drawn from a range are rounded
 OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
 
 
-def prepare_config(config: RunConfig) -> Setup:
+def read_data(
+    config: RunConfig, task: LearningTask | None, on_notice: OnNotice | None = None
+) -> FederatedData:
+    """The data that a configuration names, spread over clients; ``on_notice`` is told what a user should know of it."""
+    step(f"reading data: {Path(config.data.dataset).name}")
+    seeds = Seeds(config.seed)
+    dataset = of_task(load_dataset(config.data.dataset, **config.data.options), task)
+    data = federate(dataset, config.data, seeds)
+    if on_notice is not None:
+        for notice in data.notices:
+            on_notice(notice)
+    share = share_for(config.data.validation, config.stopping, config.built_method)
+    return data.with_validation(share, seeds, config.data.min_examples)
+
+
+def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setup:
     """Everything that a configuration asks for, checked and ready."""
     seeds, objective = Seeds(config.seed), config.objective.build()
-    step(f"reading data: {Path(config.data.dataset).name}")
-    dataset = of_task(load_dataset(config.data.dataset, **config.data.options), objective.task)
-    data = federate(dataset, config.data, seeds)
-    share = share_for(config.data.validation, config.stopping, config.built_method)
-    data = data.with_validation(share, seeds, config.data.min_examples)
+    data = read_data(config, objective.task, on_notice)
     options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
         module = build_model(
-            config.model["name"], input_shape=shape, num_classes=outputs_for(data), **options
+            config.model["name"],
+            input_shape=shape,
+            num_classes=outputs_for(data),
+            symbols=data.origin.symbols,
+            **options,
         )
     if "weights" in config.model:
         start_from(module, Path(config.model["weights"]))
@@ -165,6 +181,10 @@ def check(
         raise FedtailorError(
             f"clients_per_round = {settings.clients_per_round}: "
             f"expected at most {data.num_clients}, the number of clients"
+        )
+    if len(data.test) == 0:
+        raise FedtailorError(
+            f"{data.name} has no test examples: expected at least 1, to evaluate the tiers on"
         )
     fleet.counts(data.num_clients)
     for tier in fleet.tiers:

@@ -22,6 +22,7 @@ from fedtailor.messages import Client, Refused, Task, Update
 # No fault of the client, or one that it has owned up to: nothing that would be worse the next time.
 FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged"})
 
+MOST_NAMED = 10  # clients in a sentence
 LONGEST_PAUSE = 300.0  # seconds between two tries of a round
 
 Strikes = Mapping[int, int]
@@ -90,6 +91,12 @@ def counted(refused: Sequence[Refused]) -> dict[str, int]:
     return {reason: total[reason] for reason in sorted(total)}
 
 
+def counted_by_client(refused: Sequence[Refused]) -> dict[str, dict[str, int]]:
+    """How often each client was refused for which reason, in the order of their numbers."""
+    clients = sorted({each.client for each in refused})
+    return {str(client): counted([each for each in refused if each.client == client]) for client in clients}
+
+
 def cohort_size(clients_per_round: int, rules: EngineSettings) -> int:
     """How many clients are asked."""
     return math.ceil(round(clients_per_round * rules.over_selection, 6))  # 1.1 * 10 is a little above 11
@@ -110,17 +117,29 @@ def pause_before(retry: int, rules: EngineSettings) -> float:
     return min(LONGEST_PAUSE, rules.pause * 2.0 ** (retry - 1))
 
 
-def give_up(round: int, tries: Sequence[Try], clients_per_round: int, rules: EngineSettings) -> QuorumError:
-    """The error for a round that never had its quorum."""
+def give_up(
+    round: int,
+    tries: Sequence[Try],
+    clients_per_round: int,
+    rules: EngineSettings,
+    name_of: Callable[[int], str] = str,
+) -> QuorumError:
+    """The error for a round that never had its quorum; ``name_of`` a client is how users call it."""
     last = tries[-1]
     counted = Counter(each.reason for each in last.refused).most_common()
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counted) or "nobody was asked"
-    example = next((f" (client {each.client}: {each.detail})" for each in last.refused if each.detail), "")
+    asked = {task.client.id for task in last.tasks}
+    who = [name_of(client) for client in sorted({each.client for each in last.refused} & asked)]
+    more = f" and {len(who) - MOST_NAMED} more" if len(who) > MOST_NAMED else ""
+    named = f"client{'s' if len(who) > 1 else ''} {', '.join(who[:MOST_NAMED])}{more}" if who else ""
+    example = next((each.detail for each in last.refused if each.detail), "")
+    details = f" ({'; '.join(filter(None, (named, example)))})" if named or example else ""
     return QuorumError(
         f"round {round + 1} was tried {len(tries)} times and never had a quorum: the last time "
         f"{len(last.updates)} of {len(last.tasks)} clients gave an update that can be used, and "
-        f"{needed(last, clients_per_round, rules)} are needed; {reasons}{example}. The model is that of round {round}. "
-        "See engine.quorum, engine.deadline and engine.retries; if clients diverged, lower training.lr"
+        f"{needed(last, clients_per_round, rules)} are needed; {reasons}{details}. "
+        f"The model is that of round {round}. See engine.quorum, engine.deadline and engine.retries; if clients "
+        "diverged, lower training.lr"
     )
 
 

@@ -94,7 +94,7 @@ def hold_round(
         tries.append(Try(tasks, updates, refused))
         if faults.enough(tries[-1], count, rules):
             return tries, strikes
-    raise faults.give_up(state.round, tries, count, rules)
+    raise faults.give_up(state.round, tries, count, rules, setup.data.client_name)
 
 
 def _with_memory(task: Task, at: Checkpoint) -> Task:

@@ -63,10 +63,12 @@ def covered(updates: Sequence[Update]) -> tuple[Covered, ...]:
 
 def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None) -> Cohort:
     refused = [each for tried in tries for each in tried.refused]
+    refused += evaluation.refused if evaluation else ()
     return Cohort(
         asked=sum(len(tried.tasks) for tried in tries),
         merged=len(tries[-1].updates),
-        refused=faults.counted([*refused, *(evaluation.refused if evaluation else ())]),
+        refused=faults.counted(refused),
+        refused_by=faults.counted_by_client(refused),
         abandoned=len(tries) - 1,
         resting=len(faults.resting(after.strikes, setup.settings.engine)),
         too_small=setup.clients(after.state.round - 1).left_out if setup.fleet.whole else 0,

@@ -101,12 +101,16 @@ class RunFolder:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
         return [found for found in map(_parsed, lines) if found]
 
-    def save_weights(self, weights: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
-        """Write the final weights: all of them, or none."""
+    def save_weights(
+        self, weights: Mapping[str, Tensor], ties: Mapping[str, str], inputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the final weights, all of them or none; ``inputs`` says what is done to raw inputs before."""
         from safetensors.torch import save
 
         values = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-        replace_file(self.path / WEIGHTS, [save(values, metadata={"ties": json.dumps(dict(ties))})])
+        # One entry: safetensors writes several in any order, and the same run has to leave the same bytes.
+        about = json.dumps({"ties": dict(ties), "inputs": inputs or {}})
+        replace_file(self.path / WEIGHTS, [save(values, metadata={"about": about})])
 
     def save_diagnostics(self, tables: Mapping[str, Tensor]) -> None:
         """Write what a method has to show: all of it, or nothing."""

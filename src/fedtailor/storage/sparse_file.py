@@ -2,15 +2,18 @@
 
 The file is in the safetensors format. A tensor ``w`` of which a mask left out weights is there as two: ``w``, its
 surviving values in one row, and ``w.mask``, the bits of the mask in row-major order, eight to a byte, the first in the
-highest bit. The metadata entry ``shapes`` has the full shapes of these tensors, as JSON. All other tensors are there as
-they are. ``docs/methods/ofa-fl.md`` shows how to read it without fedtailor.
+highest bit. The metadata entry ``shapes`` has the full shapes of these tensors, as JSON, and ``inputs`` what has to be
+done to raw inputs. All other tensors are there as they are. ``docs/methods/ofa-fl.md`` shows how to read it without
+fedtailor.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +28,16 @@ FORMAT = "fedtailor-sparse-1"
 MASK = ".mask"
 
 
-def save_sparse(path: Path | str, patch: Patch, ties: dict[str, str] | None = None) -> None:
-    """Write the values of a patch and where its mask puts them; ``ties`` are the second names of shared tensors."""
+def save_sparse(
+    path: Path | str,
+    patch: Patch,
+    ties: dict[str, str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the values of a patch and where its mask puts them; ``ties`` are the second names of shared tensors.
+
+    ``inputs`` says how raw inputs become what the network sees (``FederatedData.inputs``).
+    """
     values = {name: value.detach().cpu().contiguous() for name, value in patch.values.items()}
     shapes: dict[str, list[int]] = {}
     if (mask := patch.cut.sparse) is not None:
@@ -35,6 +46,7 @@ def save_sparse(path: Path | str, patch: Patch, ties: dict[str, str] | None = No
             values[f"{name}{MASK}"] = torch.from_numpy(np.packbits(kept.numpy()))
             shapes[name] = list(kept.shape)
     metadata = {"format": FORMAT, "shapes": json.dumps(shapes), "ties": json.dumps(ties or {})}
+    metadata["inputs"] = json.dumps(inputs or {})
     save_file(values, path, metadata=metadata)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedtailor.config import OnNotice, load_config
+from fedtailor.config import load_config
 from fedtailor.run.setup import prepare, prepare_config
 from fedtailor.server.setup import Setup
+from fedtailor.steps import OnNotice
 from fedtailor.storage.run_folder import CONFIG
 from fedtailor.sweep.plan import Plan, PlannedRun
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.client.sgd import LocalTraining
-from fedtailor.config import OnNotice, RunConfig, as_toml, load_config, split_spec, to_toml
+from fedtailor.config import RunConfig, as_toml, load_config, split_spec, to_toml
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.run.choosing import USUAL_SHARE, chooses
+from fedtailor.steps import OnNotice
 from fedtailor.storage.files import replace_file
 from fedtailor.storage.run_folder import COMPARISON, CONFIG, RunFolder
 

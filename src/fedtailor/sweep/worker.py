@@ -58,7 +58,11 @@ def do_run(toml: str, folder: Path) -> None:
     if folder.exists():
         resume(folder)
     else:
-        run_config(make_config(tomllib.loads(toml)), folder)
+        run_config(make_config(tomllib.loads(toml)), folder, on_notice=_told_already)
+
+
+def _told_already(_notice: str) -> None:
+    """Whoever began the comparison has read the data once and said what there is to say."""
 
 
 if __name__ == "__main__":

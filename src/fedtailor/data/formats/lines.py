@@ -13,6 +13,11 @@ from fedtailor.errors import FedtailorError
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place (file and line, for errors) and object of every line that is not blank."""
+    return ((f"line {number} of {path}", record) for number, record in numbered_records(path))
+
+
+def numbered_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and object of every line that is not blank."""
     for number, line in enumerate(read_file(path).splitlines(), start=1):
         if not line.strip():
             continue
@@ -25,7 +30,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             raise FedtailorError(
                 f"{where} is a {type(record).__name__}: expected an object with named fields"
             )
-        yield where, record
+        yield number, record
 
 
 def read_texts(path: Path) -> dict[str, str]:

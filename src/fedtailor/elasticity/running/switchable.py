@@ -33,6 +33,8 @@ class Switchable(nn.Module):
     """
 
     _active: nn.Module
+    preparation: nn.Module | None  # of raw inputs, in front of the network
+    prepared_input: str | None  # which one; None: the first
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Switchable(nn.Module):
         statistics: Mapping[str, Mapping[str, Tensor]],
     ) -> None:
         super().__init__()
+        self.preparation, self.prepared_input = None, None
         self.full = full.eval().requires_grad_(False)
         self.groups = groups
         self.cuts = {tag: cuts[tag] for tag in sorted(cuts, key=lambda tag: cuts[tag].share(groups))}
@@ -92,8 +95,16 @@ class Switchable(nn.Module):
         self.width = tag
         return self
 
+    def prepare(self, preparation: nn.Module, key: str | None) -> None:
+        """From now on let the first input, or the one of this name, go through ``preparation`` first."""
+        self.preparation, self.prepared_input = preparation.eval(), key
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the network at the current width."""
+        if self.preparation is not None and self.prepared_input is not None:
+            kwargs = {**kwargs, self.prepared_input: self.preparation(kwargs[self.prepared_input])}
+        elif self.preparation is not None:
+            args = (self.preparation(args[0]), *args[1:])
         return self._active(*args, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Switchable:

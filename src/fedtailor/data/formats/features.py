@@ -1,0 +1,160 @@
+"""A table of numbers: one row per example, one column per feature, one column for the label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.data.batches import Examples
+from fedtailor.data.formats.labels import clients_of, label_numbers, places, split_of, targets_of
+from fedtailor.data.formats.tables import CLIENTS, LABELS, Table, read_table
+from fedtailor.data.partitions import Array
+from fedtailor.data.sources import Dataset, Origin, own_dataset
+from fedtailor.data.transforms import Standardisation
+from fedtailor.errors import FedtailorError, require, unknown
+
+MISSING = ("refuse", "drop", "mean")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Which columns, and what becomes of their numbers."""
+
+    label: str | None = None  # columns, where they have other names
+    client: str | None = None
+    split: str | None = None
+    leave_out: Sequence[str] | None = None
+    targets: str | None = None  # classes, names (every value is a class) or numbers
+    num_classes: int | None = None
+    standardise: bool = True  # mean 0 and deviation 1 over the training part
+    missing: str = "refuse"  # drop: without the rows that lack a number; mean: that of the column
+
+    def __post_init__(self) -> None:
+        if self.missing not in MISSING:
+            raise unknown("missing", self.missing, MISSING)
+        fine = self.standardise or self.missing != "mean"
+        require(fine, "missing", self.missing, "standardise = true, which keeps the means")
+
+
+def read_features(path: Path, options: TableOptions) -> Dataset:
+    """The columns that are no label, client or split, as float32 (examples, features)."""
+    table = read_table(path)
+    label = table.one_of(options.label, LABELS, "label")
+    if label is None:
+        raise FedtailorError(
+            f"{path} has the columns {', '.join(table.columns)}: say which one is the label, "
+            f'[data] options = {{ label = "{list(table.columns)[-1]}" }}'
+        )
+    client = table.one_of(options.client, CLIENTS, "client")
+    split = table.one_of(options.split, ("split",), "split")
+    names = _feature_names(table, {label, client, split}, options)
+    columns = {name: _numbers(table, name) for name in names}
+    table, x = _complete(table, np.column_stack(list(columns.values())), names, options)
+    test, labels, clients = (
+        split_of(table, split),
+        targets_of(table, label, options.targets),
+        clients_of(table, client),
+    )
+    y_train, y_test, label_names = label_numbers(labels[~test], labels[test])
+    mean, std = _moments(x[~test])
+    x = np.where(np.isnan(x), mean, x) if options.missing == "mean" else x
+    fill = options.missing == "mean"
+    preparation = Standardisation(tuple(mean), tuple(std), fill=fill) if options.standardise else None
+    dataset = own_dataset(
+        Examples.of(x[~test], y_train, preparation=preparation),
+        Examples.of(x[test], y_test, preparation=preparation),
+        client_train=None if clients is None else clients[~test],
+        client_test=None if clients is None else clients[test],
+        num_classes=options.num_classes,
+        name=path.name,
+        label_names=label_names,
+    )
+    count = " The first column counts the rows and is left out." if table.unnamed else ""
+    origin = Origin(
+        taken_for=_taken_for(dataset, names, (label, client, split), options) + count,
+        otherwise=_otherwise(dataset, options),
+        lines=(table.lines[~test], table.lines[test]),
+        line_word=table.line_word,
+        columns=tuple(names),
+    )
+    return replace(dataset, origin=origin)
+
+
+def _feature_names(table: Table, others: set[str | None], options: TableOptions) -> list[str]:
+    left_out = [options.leave_out] if isinstance(options.leave_out, str) else list(options.leave_out or ())
+    for name in left_out:
+        if name not in table.columns:
+            raise unknown(f"column of {table.path.name}, in leave_out =", name, table.columns)
+    names = [name for name in table.columns if name not in others and name not in left_out]
+    if not names:
+        raise FedtailorError(
+            f"{table.path} has no column besides {', '.join(filter(None, others))}: expected features"
+        )
+    return names
+
+
+def _numbers(table: Table, name: str) -> Array:
+    numbers = table.numbers(name)
+    if numbers is None:
+        raise FedtailorError(
+            f"column {name} of {table.path} holds {table.first_word(name)}: expected numbers. Leave it out, "
+            f'[data] options = {{ leave_out = ["{name}"] }}, or replace it by columns of numbers; if it is the '
+            f'label, {{ label = "{name}" }}; if it is a text to classify, {{ text = "{name}" }}'
+        )
+    return numbers
+
+
+def _complete(table: Table, x: Array, names: Sequence[str], options: TableOptions) -> tuple[Table, Array]:
+    """The table without the rows that lack a number, where the user said so; refused where nothing was said."""
+    lacking = np.isnan(x)
+    rows = lacking.any(axis=1)
+    if options.missing == "mean" or not rows.any():
+        return table, x
+    if options.missing == "refuse":
+        columns = [names[place] for place in np.flatnonzero(lacking.any(axis=0)).tolist()]
+        raise FedtailorError(
+            f"{table.path} lacks {int(lacking.sum()):,} numbers in {', '.join(columns[:5])} "
+            f"({places(table.lines[rows], table.line_word)}): fill them in, or say what to do, "
+            '[data] options = { missing = "drop" } (without these rows) or { missing = "mean" }'
+        )
+    kept = np.flatnonzero(~rows)
+    return table.take(kept), x[kept]
+
+
+def _moments(x: Array) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each column as far as it has numbers; 1 where there is no deviation to divide by."""
+    known = np.isfinite(x)
+    count = np.maximum(known.sum(axis=0), 1)
+    mean = np.where(known, x, 0.0).sum(axis=0) / count
+    std = np.sqrt((np.where(known, x - mean, 0.0) ** 2).sum(axis=0) / count)
+    return mean.tolist(), np.where(std > 0, std, 1.0).tolist()
+
+
+def _taken_for(
+    dataset: Dataset, names: Sequence[str], others: tuple[str, str | None, str | None], options: TableOptions
+) -> str:
+    label, client, split = others
+    target = f"{dataset.num_classes} classes" if dataset.num_classes else "a number"
+    shown = f" ({', '.join(names)})" if len(names) <= 6 else ""
+    known = [
+        f"the client by {client}" if client else "",
+        f"train and test by {split}" if split else "every fifth for testing",
+    ]
+    scaled = ", scaled to mean 0 and deviation 1" if options.standardise else ""
+    return (
+        f"{dataset.name} is taken for a table: {len(dataset.train):,} training and {len(dataset.test):,} test rows of "
+        f"{len(names)} features{shown}{scaled}; column {label} is the label, {target}; "
+        f"{', '.join(filter(None, known))}."
+    )
+
+
+def _otherwise(dataset: Dataset, options: TableOptions) -> str:
+    ways = ['label = "..."', 'leave_out = ["..."]']
+    if dataset.num_classes and not dataset.label_names:
+        ways.append('targets = "numbers"')
+    if options.standardise:
+        ways.append("standardise = false")
+    return f"To say otherwise: [data] options = {{ {', '.join(ways)} }}."

@@ -1,0 +1,40 @@
+"""A network with the preparation of its inputs in front: what is deployed answers raw inputs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import fx, nn
+
+from fedtailor.data.batches import Batch, inputs_of
+
+
+def with_preparation(
+    network: nn.Module, preparation: nn.Module, key: str | None, example: Batch
+) -> nn.Module:
+    """A plain module ``(preparation, network)`` that prepares one input and hands the others on.
+
+    It is a graph of PyTorch's own, so that no fedtailor code is needed to run or load it. ``key`` names the input that
+    is prepared, as keyword argument; None is the first one.
+    """
+    args, kwargs = inputs_of(example)
+    graph = fx.Graph()
+    given = [graph.placeholder(name) for name in _names(network, len(args))]
+    named: dict[str, Any] = {name: graph.placeholder(name) for name in kwargs}
+    if key is None:
+        given[0] = graph.call_module("preparation", (given[0],))
+    else:
+        named[key] = graph.call_module("preparation", (named[key],))
+    graph.output(graph.call_module("network", tuple(given), named))
+    holder = nn.Module()
+    holder.preparation, holder.network = preparation, network
+    return fx.GraphModule(holder, graph, class_name=type(network).__name__).train(network.training)
+
+
+def _names(network: nn.Module, count: int) -> list[str]:
+    """What the network calls its first inputs, so that they can be given by name too."""
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(network.forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind in plain][:count]
+    return [*names, *(f"input_{place}" for place in range(len(names), count))]
