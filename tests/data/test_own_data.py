@@ -174,7 +174,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         ({"flop": True}, "did you mean 'flip'"),
         ({"flip": 1}, "flip = 1 of mine.npz: expected a value like False"),
         ({"padding": True}, "padding = True"),
-        ({"num_classes": 0}, "num_classes = 0"),
+        ({"num_classes": -1}, "num_classes = -1"),
     ],
 )
 def test_wrong_options(tmp_path: Path, options, words: str) -> None:

@@ -105,8 +105,8 @@ def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
     row = FULL.as_row()
     assert list(row) == [
         "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small", "bytes_down",
-        "bytes_up", "macs",
-        "measuring", "by_tier", "train_loss", "tiers", "best_round", "deployed", "reported", "method",
+        "bytes_up", "macs", "measuring", "by_tier", "train_loss", "tiers", "validation", "best_round", "deployed",
+        "reported", "method",
     ]  # fmt: skip
     assert row["measuring"] == {"bytes_down": 1, "bytes_up": 2, "macs": 3}
     assert row["by_tier"]["0.5"] == {

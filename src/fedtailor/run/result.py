@@ -162,7 +162,7 @@ class Run:
 
     def _prepared(self, network: nn.Module) -> nn.Module:
         """The network behind what fedtailor does to raw inputs; the network itself where that is nothing."""
-        preparation = self.data.preparation
+        preparation = self.setup.data.preparation
         if preparation is None:
             return network
         layer = preparation.layer().to(self.setup.device)
@@ -193,7 +193,7 @@ class Run:
         patches = self.deploy(budget).patches
         if len(patches) > 1:
             raise FedtailorError(f"{self.method.name} deploys ensembles of networks: save each one by itself")
-        save_sparse(path, patches[0], self.model.groups.ties, self.data.inputs())
+        save_sparse(path, patches[0], self.model.groups.ties, self.setup.data.inputs())
 
     def switchable(self, *, with_preparation: bool = True) -> Switchable:
         """One module for inference that can run at the width of every tier: ``network.switch(0.4)``.
@@ -206,7 +206,7 @@ class Run:
                 f"{self.method.name} deploys ensembles of networks, not nested widths of one"
             )
         network = switchable(self.model, [each.patches[0] for each in deployed])
-        if with_preparation and (preparation := self.data.preparation) is not None:
+        if with_preparation and (preparation := self.setup.data.preparation) is not None:
             network.prepare(preparation.layer().to(self.setup.device), preparation.key)
         return network
 
@@ -242,4 +242,4 @@ class Run:
         kept = {client: memory for client in sorted(self.memories) if (memory := at.memory_of(client)[1])}
         if tables := self.method.diagnostics(self.state, self.model, kept):
             folder.save_diagnostics(tables)
-        folder.save_weights(self.state.weights, self.model.groups.ties, self.data.inputs())
+        folder.save_weights(self.state.weights, self.model.groups.ties, self.setup.data.inputs())
