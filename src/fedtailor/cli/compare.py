@@ -19,6 +19,7 @@ from fedtailor.cli.output import (
     JsonOption,
     RoundProgress,
     SetOption,
+    TargetOption,
     console,
     load_torch,
     messages,
@@ -74,13 +75,7 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(help="Runs at a time, each in its own process; default: one per core.")
     ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            help="Show what it cost to reach this accuracy, in per cent, as the mean over tiers; "
-            "without it, the highest that every run reached."
-        ),
-    ] = None,
+    target: TargetOption = None,
     report: Annotated[
         Path | None,
         typer.Option(help="Write a report too, e.g. report.html; charts need the extra `report`."),

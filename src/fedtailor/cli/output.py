@@ -16,6 +16,7 @@ from fedtailor.errors import LockedError
 from fedtailor.progress import RoundProgress as RoundProgress
 from fedtailor.progress import messages as messages
 from fedtailor.progress import progress_bars as progress_bars
+from fedtailor.report.targets import REACHED, USUAL_TARGET
 
 console = Console(highlight=False)  # results, on standard output
 
@@ -24,6 +25,12 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Override a config key, e.g. --set data.alpha=0.1. Repeatable."
+    ),
+]
+TargetOption = Annotated[
+    float | None,
+    typer.Option(
+        "--target", help=f"The accuracy, in per cent, whose cost is shown. {REACHED} {USUAL_TARGET}"
     ),
 ]
 TrackOption = Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedtailor.cli.output import console, load_torch
+from fedtailor.cli.output import TargetOption, console, load_torch
 from fedtailor.errors import FedtailorError, require
 
 Format = Literal["html", "md", "csv", "png"]
@@ -31,12 +31,7 @@ def report(
         str | None,
         typer.Option("--format", help="html, md, csv or png; default: what the output's name says, or html."),
     ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            help="The accuracy, in per cent, whose cost is shown; default: one that every run reached."
-        ),
-    ] = None,
+    target: TargetOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Show runs as one self-contained page that opens offline; also as Markdown, CSV or PNG."""

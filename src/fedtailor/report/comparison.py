@@ -14,8 +14,10 @@ from fedtailor.record import headline
 from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
 from fedtailor.report.differences import Difference, judged, paired, what_seeds_can_tell
-from fedtailor.report.tables import Results, comparison_rows, comparison_table, method_column, shown, totals
+from fedtailor.report.tables import comparison_rows, comparison_table, method_column, shown, totals
 from fedtailor.report.targets import (
+    REACHED,
+    Results,
     common_target,
     cost_to_reach,
     last_evaluation,
@@ -24,22 +26,21 @@ from fedtailor.report.targets import (
 
 
 def target_of(results: Results, per_cent: float | None) -> tuple[str, float | None]:
-    """The metric that methods are judged by, and the value to reach: given, or one that most runs reached."""
-    every = [records for runs in results.values() for records in runs]
-    metric = headline(last_evaluation(every[0]))
+    """The metric that methods are judged by, and the value to reach: given, or one that most methods reach."""
+    metric = headline(last_evaluation(next(iter(results.values()))[0]))
     if per_cent is None:
-        return metric, common_target(every, metric)
+        return metric, common_target(results, metric)
     return metric, per_cent / percent(metric)
 
 
 def costs_to_reach(results: Results, target: float, metric: str) -> dict[str, dict[str, Any]]:
-    """For each method: the mean cost over the seeds that reached the target, and how many did."""
+    """For each method whether it reached the target, by its mean over seeds, and at what cost; and how many seeds did."""
     answer: dict[str, dict[str, Any]] = {}
     for method, runs in results.items():
-        costs = [cost for records in runs if (cost := cost_to_reach(records, target, metric)) is not None]
-        means = {key: statistics.mean(cost[key] for cost in costs) for key in costs[0]} if costs else {}
-        flops = {"flops": 2 * means["macs"]} if costs else {}
-        answer[method] = {"reached": len(costs), "seeds": len(runs), **means, **flops}
+        cost = cost_to_reach(runs, target, metric)
+        alone = sum(cost_to_reach([records], target, metric) is not None for records in runs)
+        answer[method] = {"reached": cost is not None, "seeds_reached": alone, "seeds": len(runs)}
+        answer[method] |= {**cost, "flops": 2 * cost["macs"]} if cost is not None else {}
     return answer
 
 
@@ -109,10 +110,10 @@ def comparison_tables(title: str, results: Results, per_cent: float | None = Non
 
 def _cost_table(results: Results, target: float | None, metric: str) -> Table:
     costs = costs_to_reach(results, target, metric) if target is not None else {}
-    title = "Cost in all; one multiply-accumulate is two FLOPs"
+    title, caption = "Cost in all; one multiply-accumulate is two FLOPs", None
     if target is not None:
-        title = f"Cost in all and to reach {metric} {shown(metric, target)} (mean over tiers)"
-    table = Table(title=title, title_justify="left")
+        title, caption = f"Cost in all and to reach {metric} {shown(metric, target)}", REACHED
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     method_column(table, results)
     for column in ("FLOPs", "time", *(("rounds to", "sent to", "FLOPs to", "seeds") if costs else ())):
         table.add_column(column, justify="right", no_wrap=True)
@@ -125,7 +126,7 @@ def _cost_table(results: Results, target: float | None, metric: str) -> Table:
             cells += [f"{cost['rounds']:.3g}", size(cost["bytes"]), short(cost["flops"])]
         elif cost is not None:
             cells += ["-", "-", "-"]
-        cells += [f"{cost['reached']} of {cost['seeds']}"] if cost is not None else []
+        cells += [f"{cost['seeds_reached']} of {cost['seeds']}"] if cost is not None else []
         table.add_row(method, *cells)
     return table
 

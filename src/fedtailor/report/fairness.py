@@ -12,8 +12,7 @@ from statistics import median_low
 from typing import Any
 
 from fedtailor.record import TierSpent
-from fedtailor.report.tables import Results
-from fedtailor.report.targets import Records
+from fedtailor.report.targets import Records, Results
 
 FIGURES = {"macs": "MACs", "bytes": "bytes", "parameters": "parameters"}  # of a ``PerClient``, and in words
 TOLD = ("macs", "bytes")  # in words; parameters follow bytes, and are told by their figures alone

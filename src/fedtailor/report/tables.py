@@ -15,10 +15,9 @@ from rich.table import Table
 from fedtailor.charts.grouping import percent
 from fedtailor.record import RoundRecord, Spent, TierSpent, headline
 from fedtailor.report.amounts import size
-from fedtailor.report.targets import Records, last_evaluation
+from fedtailor.report.targets import Records, Results, last_evaluation
 
 LONGEST_NAME = 24  # characters of a method with its settings that are never broken
-Results = Mapping[str, Sequence[Records]]  # method -> seed -> records
 
 
 def totals(records: Records) -> dict[str, Any]:

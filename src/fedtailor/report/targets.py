@@ -1,16 +1,26 @@
-"""What a run had to spend until it was as good as a target: rounds, bytes sent, multiply-accumulates."""
+"""What a method had to spend until it was as good as a target: rounds, bytes sent, multiply-accumulates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from statistics import fmean
 
 from fedtailor.charts.grouping import percent
 from fedtailor.errors import FedtailorError
 from fedtailor.record import RoundRecord, Spent, Tiers, less_is_better
 
 Records = Sequence[RoundRecord]  # of one run, round by round
+Results = Mapping[str, Sequence[Records]]  # method -> seed -> records
+
+REACHED = (
+    "A method reaches a target at the first evaluation at which its mean over tiers and seeds is as good; "
+    "one whose mean is worse at the end has not reached it."
+)
+USUAL_TARGET = (
+    "Unless a target is given, it is the hardest whole per cent that more than half of the methods reach."
+)
 
 
 def last_evaluation(records: Records) -> Tiers:
@@ -36,30 +46,47 @@ def spent_until(records: Records) -> list[Spent]:
     return list(accumulate(record.spent for record in records))
 
 
-def cost_to_reach(records: Records, target: float, metric: str) -> dict[str, float] | None:
-    """What had been spent at the first evaluation that is as good as the target; None if there is none.
+def cost_to_reach(seeds: Sequence[Records], target: float, metric: str) -> dict[str, float] | None:
+    """What one seed had spent, in the mean, when the method reached the target; None if it has not (``REACHED``).
 
     Between evaluations nothing is known, so the answer is late by up to ``evaluate_every`` rounds, never early.
     """
     sign = -1 if less_is_better(metric) else 1
-    for record, spent in zip(records, spent_until(records), strict=True):
-        if record.tiers and sign * (mean_over_tiers(record.tiers, metric) - target) >= 0:
-            return {"rounds": record.round, "bytes": spent.bytes, "macs": spent.macs}
-    return None
+    course = list(_course(seeds, metric))
+    good = [cost for score, cost in course if sign * (score - target) >= 0]
+    if not course or not sign * (course[-1][0] - target) >= 0:  # also where it is not a number
+        return None
+    return good[0]
 
 
-def common_target(runs: Sequence[Records], metric: str) -> float | None:
-    """The hardest whole per cent (or three digits, for other metrics) that three quarters of these runs reached.
+def _course(seeds: Sequence[Records], metric: str) -> Iterator[tuple[float, dict[str, float]]]:
+    """Mean score and cost over seeds at every evaluation, once each seed has one; a seed that has ended stays so."""
+    found = [
+        {
+            record.round: (record.round, mean_over_tiers(record.tiers, metric), spent)
+            for record, spent in zip(records, spent_until(records), strict=True)
+            if record.tiers
+        }
+        for records in seeds
+    ]
+    last: dict[int, tuple[int, float, Spent]] = {}
+    for round in sorted({round for evaluations in found for round in evaluations}):
+        last |= {seed: evaluations[round] for seed, evaluations in enumerate(found) if round in evaluations}
+        if len(last) == len(found):
+            rounds, scores, spent = zip(*last.values(), strict=True)
+            cost = {"rounds": fmean(rounds), "bytes": fmean(each.bytes for each in spent)}
+            yield fmean(scores), {**cost, "macs": fmean(each.macs for each in spent)}
 
-    Not all of them: a single run that fails would make the target worthless for the others.
+
+def common_target(results: Results, metric: str) -> float | None:
+    """The hardest whole per cent (or three digits, for other metrics) that more than half of the methods reach.
+
+    Not all of them: a single method that fails would make the target worthless for the others.
     """
     sign = -1 if less_is_better(metric) else 1
-    scores = (
-        [sign * mean_over_tiers(record.tiers, metric) for record in records if record.tiers]
-        for records in runs
-    )
-    best = sorted((max(filter(math.isfinite, each), default=-math.inf) for each in scores), reverse=True)
-    reached = best[math.ceil(len(best) * 3 / 4) - 1] if best else -math.inf
+    ends = [[score for score, _ in _course(seeds, metric)][-1:] for seeds in results.values()]
+    best = sorted((sign * end[0] if end and math.isfinite(end[0]) else -math.inf for end in ends), reverse=True)
+    reached = best[len(best) // 2] if best else -math.inf
     if not math.isfinite(reached):
         return None
     digits = 2 if percent(metric) > 1 else 3

@@ -19,8 +19,8 @@ from fedtailor.report.comparison import (
     with_interval,
 )
 from fedtailor.report.differences import what_seeds_can_tell
-from fedtailor.report.tables import Results, shown, spread, totals
-from fedtailor.report.targets import Records, last_evaluation, mean_over_tiers
+from fedtailor.report.tables import shown, spread, totals
+from fedtailor.report.targets import Records, Results, last_evaluation, mean_over_tiers
 
 Sizes = Mapping[str, Mapping[str, int]]  # tier -> cost of the network that it runs
 SAME_SIZE = 1.2  # networks of one device class differ by rounding to whole channels
@@ -77,7 +77,7 @@ def _answer_row(
         row[f"rounds to {goal}"] = f"{cost['rounds']:.3g}" if reached else "never"
         row[f"sent to {goal}"] = size(cost["bytes"]) if reached else "never"
         row[f"FLOPs to {goal}"] = short(cost["flops"]) if reached else "never"
-        row["seeds that reached it"] = f"{cost['reached']} of {cost['seeds']}"
+        row["seeds that reached it"] = f"{cost['seeds_reached']} of {cost['seeds']}"
     return row
 
 

@@ -40,7 +40,7 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
             row: Row = {"method": variant, **at}
             row |= {"target": goals[-1], "megabytes": round_to(cost["bytes"] / 1e6)}
             row |= {"gigaflops": round_to(cost["flops"] / 1e9), "rounds": round_to(cost["rounds"])}
-            row |= {"on the front": "yes" if variant in front else "no", "seeds": cost["reached"]}
+            row |= {"on the front": "yes" if variant in front else "no", "seeds": cost["seeds"]}
             rows.append(row)
     caption = "Best figures, and what more it took to match the method above; below zero is a saving (mean over seeds)"
     tables = [(caption, matched)] if len(matched) > 1 else []
