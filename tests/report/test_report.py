@@ -53,7 +53,7 @@ def test_runs_of_one_method_are_told_apart_by_what_differs(tmp_path):
         place = write_run(tmp_path / f"fjord-{alpha}", "fjord", 0.9, 1, 3)
         text = (place / "config.toml").read_text().replace("alpha = 0.5", f"alpha = {alpha}")
         (place / "config.toml").write_text(text)
-    assert [run.variant for run in read_runs([tmp_path])] == ["fjord data.alpha=0.1", "fjord data.alpha=5"]
+    assert [run.variant for run in read_runs([tmp_path])] == ["fjord alpha=0.1", "fjord alpha=5"]
 
 
 @pytest.mark.parametrize("key", ["variant", "label"], ids=["now", "earlier"])
@@ -69,8 +69,12 @@ def test_the_answer_names_the_best_its_cost_and_its_noise(panels):
     assert "Best accuracy over all device classes: fjord" in text
     assert " sends least" in text
     assert "With 3 seeds" in text
-    (_, results), (_, differences) = panels["answer"].tables
-    assert [row["method"] for row in results] == sorted(METHODS)
+    (_, results), (_, costs), (_, differences) = panels["answer"].tables
+    best_first = sorted(METHODS, key=METHODS.get, reverse=True)
+    assert [(row["method"], row["place"]) for row in results] == [
+        (m, n + 1) for n, m in enumerate(best_first)
+    ]
+    assert [row["method"] for row in costs] == best_first
     assert {row["verdict"] for row in differences} <= {"larger than noise", "cannot be told with 3 seeds"}
 
 
@@ -188,7 +192,7 @@ def test_the_answer_says_when_a_small_device_is_given_a_large_network():
         "smallest; of the smallest networks the best is that of cut, 80.0 %."
     ) in found.text
     assert "Best on the largest devices (tier 1): cut, 95.0 %.\n" in found.text
-    assert [row["tier 0.2 runs"] for row in found.tables[0][1]] == ["1 k MACs", "100 MACs"]
+    assert [row["tier 0.2 runs"] for row in found.tables[1][1]] == ["1 k MACs", "100 MACs"]
 
 
 def test_differences_are_of_the_same_seeds_however_many_each_method_has():
@@ -199,14 +203,14 @@ def test_differences_are_of_the_same_seeds_however_many_each_method_has():
 
     runs = [run("a", 2, 0.8), run("a", 3, 0.9), run("b", 1, 0.1), run("b", 2, 0.75)]
     found = answer(runs, None)
-    (difference,) = found.tables[1][1]
+    (difference,) = found.tables[2][1]
     assert difference["accuracy against a"].startswith("-5.0")
     assert "Differences are of the seeds that all methods have." in found.text
-    assert [line["best accuracy (%)"] for line in pareto(runs, None).tables[0][1]] == [75, 80]
+    assert [line["best accuracy (%)"] for line in pareto(runs, None).tables[0][1]] == [80, 75]
 
     apart = answer([run("a", 1, 0.8), run("b", 2, 0.7)], None)
     assert "The methods share no seed: differences are not judged." in apart.text
-    assert len(apart.tables) == 1
+    assert len(apart.tables) == 2
 
 
 @pytest.mark.parametrize("names", [("0.2", "1", "phone"), ("board", "phone", "laptop")])

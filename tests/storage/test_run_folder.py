@@ -118,7 +118,7 @@ def test_no_other_file_is_left_behind(whole):
     names = {file.name for file in whole.rglob("*")}
     assert names == {
         "config.toml", "environment.json", "metrics.jsonl", "events.jsonl", "run.lock", "weights.safetensors",
-        "setup.json", "coverage.jsonl",
+        "setup.json", "coverage.jsonl", "confusion.json",
         "checkpoints", "00000003.checkpoint", "00000004.checkpoint",
         *((f"{best:08d}.checkpoint",) if (best := RunFolder(whole).records()[-1].best_round) == 2 else ()),
     }  # fmt: skip

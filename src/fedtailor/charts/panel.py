@@ -37,6 +37,10 @@ class ReportedRun:
     tables: Mapping[str, Any] = field(
         default_factory=dict
     )  # what the method's ``diagnostics`` left, as lists
+    confusion: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of ``tiers``: true class -> answer -> examples
+    repeats: Sequence[str] = ()  # folders of the same run with the same seed, which count no second time
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class Panel:
     title: str
     text: str = ""  # several lines are a list
     charts: Sequence[Chart] = ()
-    tables: Sequence[tuple[str, Sequence[Row]]] = ()  # caption, rows
+    tables: Sequence[tuple[str, Sequence[Row]]] = ()  # caption, rows; a row whose ``place`` is 1 is marked
+    facts: Sequence[tuple[str, str]] = ()  # name, value: at the top of the report
 
 
 MethodPanel = Callable[[Sequence[ReportedRun]], Panel | None]
@@ -92,17 +97,42 @@ def axis(field: str, title: str, kind: str = "quantitative", **more: Any) -> Spe
     return {"field": field, "type": kind, "title": title, **more}
 
 
+# Rounds are whole: no more ticks than there are steps from one to the next.
+_STEPS = {"expr": "min(ceil(width / 40), max(1, domain('x')[1] - domain('x')[0]))"}
+ROUNDS = axis(
+    "rounds", "rounds", axis={"tickMinStep": 1, "tickCount": _STEPS, "format": "d"}, scale={"nice": False}
+)
+FEW_ROWS = 12  # of a line: each of them is marked; of one alone there is no line
+LINE_LEGEND = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2, "symbolSize": 500}
+
+
 def lines(x: Spec, y: Spec, series: str = "method", low: str = "", high: str = "") -> Spec:
-    """A line per series, with a band between two columns where they are given."""
+    """A line per series, with a band between two columns where they are given; the legend shows such lines.
+
+    The last row of each is marked, and all rows where there are few: one evaluation is seen too.
+    """
     plain = axis(series, series, "nominal", sort=None)
-    shared = {"x": x, "color": _solid(plain)}
-    dashes: Spec = {**plain, "legend": None}
-    drawn: Spec = {**shared, "y": y, "strokeDash": dashes, "tooltip": _tooltip(x, y, series)}
-    layers: list[Spec] = [{"mark": {"type": "line", "strokeWidth": 2}, "encoding": drawn}]
+    shared: Spec = {"x": x, "color": {**plain, "legend": LINE_LEGEND}}
+    told = {"y": y, "tooltip": _tooltip(x, y, series)}
+    drawn: Spec = {**shared, **told, "strokeDash": {**plain, "legend": LINE_LEGEND}}
+    marks: Spec = {"type": "point", "filled": True, "size": 45, "opacity": 1}
+    layers: list[Spec] = [
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": drawn},
+        {"transform": _last_rows(series, FEW_ROWS), "mark": marks, "encoding": {**shared, **told}},
+    ]
     if low and high:
         band = {**shared, "y": {**y, "field": low}, "y2": {"field": high}}
+        end = {"type": "rule", "strokeWidth": 3, "opacity": 0.4}
         layers.insert(0, {"mark": {"type": "area", "opacity": 0.18}, "encoding": band})
+        layers.insert(1, {"transform": _last_rows(series), "mark": end, "encoding": band})
     return {"layer": layers, "height": 320}
+
+
+def _last_rows(series: str, few: int = 1) -> list[Spec]:
+    """Of every series the last row, and all of those that have at most ``few``."""
+    count = {"joinaggregate": [{"op": "count", "as": "rows"}], "groupby": [series]}
+    number = {"window": [{"op": "row_number", "as": "row"}], "groupby": [series]}
+    return [count, number, {"filter": f"datum.row == datum.rows || datum.rows <= {few}"}]
 
 
 def points(x: Spec, y: Spec, series: str = "method", **more: Spec) -> Spec:
@@ -114,27 +144,25 @@ def points(x: Spec, y: Spec, series: str = "method", **more: Spec) -> Spec:
 
 def lines_and_points(x: Spec, mean: Spec, score: Spec, series: str = "method") -> Spec:
     """A line through means, and a mark for every row behind them."""
-    line, marks = lines(x, mean, series)["layer"][0], points(x, score, series)
+    line, marks = lines(x, mean, series)["layer"]
     del line["encoding"]["tooltip"]  # a column that is not averaged would split the line into its rows
-    marks["encoding"] |= {"color": line["encoding"]["color"], "shape": line["encoding"]["strokeDash"]}
+    del marks["transform"]
+    marks["encoding"] |= {"y": score, "tooltip": _tooltip(x, score, series)}
     return {"layer": [line, marks], "height": 320}
 
 
-def _solid(plain: Spec) -> Spec:
-    """A legend of full colours, also where the marks are pale."""
-    return {**plain, "legend": {"symbolType": "square", "symbolOpacity": 1, "symbolStrokeWidth": 2}}
-
-
 def bars(x: Spec, y: Spec, series: str = "method") -> Spec:
-    """Grouped bars."""
+    """Grouped bars, each group over its label."""
     named = axis(series, series, "nominal", sort=None)
     encoding = {"x": x, "y": y, "color": named, "xOffset": named, "tooltip": _tooltip(x, y, series)}
     return {"mark": {"type": "bar"}, "encoding": encoding, "height": 300}
 
 
 def heat(x: Spec, y: Spec, value: Spec) -> Spec:
-    """A cell per row, darker for more."""
-    encoding = {"x": x, "y": y, "color": value, "tooltip": _tooltip(x, y, value["field"])}
+    """A cell per row, stronger for more; zero is as quiet as the paper, unless the scale says otherwise."""
+    scale = value.get("scale", {})
+    quiet = {**value, "scale": scale if "domain" in scale else {**scale, "domainMin": 0}}
+    encoding = {"x": x, "y": y, "color": quiet, "tooltip": _tooltip(x, y, value["field"])}
     return {"mark": {"type": "rect"}, "encoding": encoding, "height": 340}
 
 

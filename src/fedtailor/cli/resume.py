@@ -35,7 +35,7 @@ def resume(
     refuse_if_in_use(folder)
     load_torch()
     from fedtailor.config import load_config, to_toml
-    from fedtailor.report.folders import flat
+    from fedtailor.report.likeness import flat
     from fedtailor.run.interface import resume as go_on
     from fedtailor.storage.run_folder import CONFIG, RunFolder
     from fedtailor.trackers import tracking

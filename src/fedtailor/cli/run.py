@@ -45,7 +45,7 @@ def run(
     refuse_if_in_use(runs / _name(config, overrides or []))
     load_torch()
     from fedtailor.config import load_config, to_toml
-    from fedtailor.report.folders import flat
+    from fedtailor.report.likeness import flat
     from fedtailor.run.interface import run_config
     from fedtailor.trackers import tracking
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedtailor.charts.coverage import trained_so_far
-from fedtailor.charts.panel import Chart, Panel, ReportedRun, axis, lines, panel
+from fedtailor.charts.panel import ROUNDS, Chart, Panel, ReportedRun, axis, lines, panel
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import fit
 from fedtailor.elasticity.cutting.cut import Cut
@@ -82,6 +82,6 @@ def trained_over_rounds(runs: Sequence[ReportedRun]) -> Panel | None:
         "A window that moves in lockstep through all layers meets every unit but not every pair of units: where the "
         "curve stays below 100 %, the rest of the layer keeps its starting weights. One seed."
     )
-    spec = lines(axis("rounds", "rounds"), share, series="layer")
+    spec = lines(ROUNDS, share, series="layer")
     chart = Chart("fedrolex", "What the window has reached", text, rows, {"rounds": spec}, ("method",))
     return Panel("fedrolex", "FedRolex: the rolling window", charts=[chart])

@@ -34,7 +34,7 @@ def target_of(results: Results, per_cent: float | None) -> tuple[str, float | No
 
 
 def costs_to_reach(results: Results, target: float, metric: str) -> dict[str, dict[str, Any]]:
-    """For each method whether it reached the target, by its mean over seeds, and at what cost; and how many seeds did."""
+    """For each method whether its mean over seeds reached the target, at what cost, and how many seeds did alone."""
     answer: dict[str, dict[str, Any]] = {}
     for method, runs in results.items():
         cost = cost_to_reach(runs, target, metric)

@@ -53,6 +53,9 @@ def markdown(title: str, panels: Sequence[Panel]) -> str:
     """Words and tables; charts are named with what they show."""
     parts = [f"# {title}"]
     for panel in panels:
+        if panel.facts:
+            parts.append("\n".join(f"- {name}: {value}" for name, value in panel.facts))
+            continue
         words = panel.text.split("\n")
         listed = "\n".join(f"- {line}" for line in words) if len(words) > 1 else panel.text
         parts += [f"## {panel.title}", *([listed] if listed else [])]

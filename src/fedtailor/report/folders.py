@@ -1,4 +1,4 @@
-"""Run folders as reported runs: which runs belong together, and how each is called."""
+"""Run folders as reported runs; ``likeness`` says which of them belong together."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import Any
 
 from fedtailor.charts.panel import ReportedRun
 from fedtailor.errors import FedtailorError
+from fedtailor.report.likeness import called
 from fedtailor.report.tables import join_by_tier
-from fedtailor.storage.run_folder import COMPARISON, CONFIG, ENVIRONMENT, METRICS, RunFolder
+from fedtailor.storage.run_folder import COMPARISON, CONFIG, ENVIRONMENT, METRICS, SETTINGS, RunFolder
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """All runs in these folders: a run, the folder of a comparison, or any folder that holds runs."""
-    found: dict[Path, dict[str, Any]] = {}
+    found: dict[Path, tuple[Path, dict[str, Any]]] = {}  # by where a folder really lies: each run once
     for path in paths:
-        here = {folder: _named(folder, path) for folder in _folders(path)}
+        here = {folder.resolve(): (folder, _named(folder, path)) for folder in _folders(path)}
         if not here:
             raise FedtailorError(
                 f"{path}: no run there; expected a folder with {METRICS}, or one that holds such"
             )
-        found.update(here)
-    runs = [_reported(folder, named) for folder, named in found.items()]
-    return _joined(_told_apart([run for run in runs if run.records]), found)
+        found |= {place: each for place, each in here.items() if place not in found}
+    runs = [(_reported(folder, named), named) for folder, named in found.values()]
+    return called(_joined([(run, named) for run, named in runs if run.records]))
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -44,24 +45,26 @@ def _named(folder: Path, root: Path) -> dict[str, Any]:
             continue
         for run in json.loads(file.read_text(encoding="utf-8"))["runs"]:
             if above / run["folder"] == folder:
-                return dict(run)
+                return {**run, "plan": str(above)}
     return {}
 
 
 def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
     run = RunFolder(folder)
-    config = _read(folder / CONFIG, tomllib.loads)
+    setup = run.setup()
+    config = _read(folder / CONFIG, tomllib.loads) or setup.get(SETTINGS, {})
     return ReportedRun(
         variant=named.get("variant", named.get("label", "")),  # plans of earlier versions: label
         setting=", ".join(f"{key}={value}" for key, value in named.get("cell", {}).items()),
         seed=config.get("seed", 0),
-        method=config.get("method", {}).get("name", "own method"),
+        method=config.get("method", {}).get("name", "own method"),  # earlier versions did not say
         state=run.state,
         folder=str(folder),
         records=run.records(),
-        setup=run.setup(),
+        setup=setup,
         config=config,
         environment=_read(folder / ENVIRONMENT, json.loads),
+        confusion=run.confusion(),
         tables={name: table.tolist() for name, table in run.load_diagnostics().items()},
     )
 
@@ -70,47 +73,35 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
     return dict(parse(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-def _told_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Runs without a name of their own are called by their method and the settings in which they differ."""
-    nameless = [run for run in runs if not run.variant]
-    settings = {id(run): flat(run.config) for run in nameless}
-    keys = sorted({key for each in settings.values() for key in each} - {"name", "seed", "method.name"})
-    keys = [key for key in keys if not key.startswith("engine.")]
-    same_method: dict[str, list[ReportedRun]] = {}
-    for run in nameless:
-        same_method.setdefault(run.method, []).append(run)
-
-    def variant(run: ReportedRun) -> str:
-        others = [settings[id(other)] for other in same_method[run.method]]
-        told = [key for key in keys if len({other.get(key) for other in others}) > 1]
-        parts = [f"{key.removeprefix('method.')}={settings[id(run)].get(key)}" for key in told]
-        return " ".join([run.method, *parts])
-
-    return [run if run.variant else replace(run, variant=variant(run)) for run in runs]
-
-
-def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Nested settings as ``data.alpha -> 0.5``."""
-    found: dict[str, str] = {}
-    for key, value in table.items():
-        name = f"{above}{key}"
-        found.update(flat(value, f"{name}.") if isinstance(value, Mapping) else {name: str(value)})
-    return found
-
-
-def _joined(runs: Sequence[ReportedRun], named: Mapping[Path, Mapping[str, Any]]) -> list[ReportedRun]:
-    """Runs that were made for one tier each are one."""
+def _joined(found: Sequence[tuple[ReportedRun, Mapping[str, Any]]]) -> list[ReportedRun]:
+    """Runs that were made for one tier each are one, of the settings that they share."""
     joined: list[ReportedRun] = []
-    parts: dict[tuple[str, str, int], dict[str, ReportedRun]] = {}
-    for run in runs:
-        tier = named.get(Path(run.folder), {}).get("tier", "")
-        if not tier:
+    parts: dict[tuple[Any, ...], dict[str, ReportedRun]] = {}
+    for run, named in found:
+        if named.get("tier"):
+            whole = parts.setdefault((named.get("plan"), run.variant, run.setting, run.seed), {})
+            whole[named["tier"]] = run
+        else:
             joined.append(run)
-            continue
-        parts.setdefault((run.variant, run.setting, run.seed), {})[tier] = run
     for by_tier in parts.values():
-        first = next(iter(by_tier.values()))
+        first, *others = by_tier.values()
         shortest = min(len(run.records) for run in by_tier.values())
         records = join_by_tier({tier: run.records[:shortest] for tier, run in by_tier.items()})
-        joined.append(replace(first, records=records, folder=str(Path(first.folder).parent)))
+        config = _shared(first.config, [run.config for run in others])
+        tables = {tier: run.confusion.get("tiers", {}).get(tier) for tier, run in by_tier.items()}
+        confusion = {**first.confusion, "tiers": tables} if all(tables.values()) else {}
+        folder = str(Path(first.folder).parent)
+        joined.append(replace(first, records=records, config=config, confusion=confusion, folder=folder))
     return joined
+
+
+def _shared(table: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that are the same in all."""
+    kept: dict[str, Any] = {}
+    for key, value in table.items():
+        theirs = [other.get(key) for other in others]
+        if isinstance(value, Mapping):
+            kept[key] = _shared(value, [each for each in theirs if isinstance(each, Mapping)])
+        elif all(each == value for each in theirs):
+            kept[key] = value
+    return kept

@@ -25,9 +25,35 @@
     return {
       background: "transparent", font: "system-ui, sans-serif",
       axis: { ...text, gridColor: colour("--line"), domainColor: colour("--line"), tickColor: colour("--line") },
+      axisXDiscrete: { labelAngle: 0, labelOverlap: true },
       legend: { ...text, orient: "bottom", columns: window.innerWidth < 600 ? 1 : 4, labelLimit: 240 },
-      view: { stroke: "transparent" }, rule: { color: colour("--soft") }, range: { category },
+      view: { stroke: "transparent" }, rule: { color: colour("--soft") }, range: { category, ...shades() },
     };
+  }
+
+  // Nothing is as quiet as the paper, much is far from it: in the dark that is bright.
+  function shades() {
+    const more = dark.matches ? ["#1d2127", "#1f4e79", "#4a90c8", "#cfe8ff"] : ["#f1f4f8", "#9ecae1", "#3182bd", "#08306b"];
+    const steps = { scheme: "blues", extent: dark.matches ? [0.75, 0.1] : [0.4, 1] };
+    return { heatmap: more, ramp: more, ordinal: steps,
+      diverging: dark.matches ? ["#ff8a75", "#1d2127", "#79b8ff"] : ["#b2182b", "#f1f4f8", "#2166ac"] };
+  }
+
+  // A method has one colour, dash and shape in all charts of the page; the legend names those that are drawn.
+  const methods = () => [...new Set(Object.values(charts).flatMap((chart) =>
+    chart.columns.includes("method") ? distinct(chart, "method") : []))];
+
+  function withMethods(spec, rows) {
+    const all = methods(), here = new Set(rows.map((row) => row.method));
+    for (const layer of spec.layer ?? [spec]) {
+      for (const channel of ["color", "strokeDash", "shape"]) {
+        const given = layer.encoding[channel];
+        if (given?.field !== "method") continue;
+        const legend = { ...given.legend, values: all.filter((method) => here.has(method)) };
+        layer.encoding[channel] = { ...given, scale: { ...given.scale, domain: all }, legend };
+      }
+    }
+    return spec;
   }
 
   function shownRows(key) {
@@ -38,10 +64,10 @@
 
   async function draw(figure) {
     const key = figure.dataset.chart, chart = charts[key], picture = figure.querySelector(".picture");
-    const { view } = chosen.get(key);
+    const { view } = chosen.get(key), rows = shownRows(key);
     const spec = {
-      ...chart.views[view], description: `${chart.title}. ${chart.text}`, config: theme(), width: "container",
-      autosize: { type: "fit-x", contains: "padding" }, data: { values: shownRows(key) },
+      ...withMethods(structuredClone(chart.views[view]), rows), description: `${chart.title}. ${chart.text}`, config: theme(), width: "container",
+      autosize: { type: "fit-x", contains: "padding" }, data: { values: rows },
     };
     drawn.get(key)?.finalize();
     const result = await vegaEmbed(picture, spec, { renderer: "svg", actions: false });
@@ -113,7 +139,19 @@
       for (const name of columns) line.insertCell().textContent = row[name] ?? "";
     }
     outer.append(inner);
+    hint(outer);
     return outer;
+  }
+
+  // A table that goes on beyond its edge says so until one has scrolled to its end.
+  const sizes = new ResizeObserver((entries) => entries.forEach(({ target }) => look(target)));
+  function look(outer) {
+    outer.classList.toggle("wide", outer.scrollWidth > outer.clientWidth + 1);
+    outer.classList.toggle("end", outer.scrollLeft + outer.clientWidth >= outer.scrollWidth - 1);
+  }
+  function hint(outer) {
+    outer.addEventListener("scroll", () => look(outer), { passive: true });
+    sizes.observe(outer);
   }
 
   function csv(chart) {
@@ -161,6 +199,7 @@
     }
   }
 
+  document.querySelectorAll(".scroll").forEach(hint);
   figures.forEach(equip);
   drawAll().then(() => { if (document.body.dataset.live) follow(); });
   dark.addEventListener("change", drawAll);

@@ -81,7 +81,7 @@ def _joined(by_tier: Mapping[str, RoundRecord]) -> RoundRecord:
     refused = sum((Counter(record.cohort.refused) for record in records), Counter[str]())
     return replace(
         records[0],
-        cohort=replace(records[0].cohort, refused=dict(refused)),
+        cohort=replace(records[0].cohort, refused=dict(refused), refused_by=_joined_refusals(records)),
         training=sum((record.training for record in records), Spent()),
         measuring=sum((record.measuring for record in records), Spent()),
         by_tier=_joined_tiers(records),
@@ -92,6 +92,15 @@ def _joined(by_tier: Mapping[str, RoundRecord]) -> RoundRecord:
         coverage=(),
         seconds=sum(record.seconds for record in records),
     )
+
+
+def _joined_refusals(records: Records) -> dict[str, dict[str, int]]:
+    """Client -> reason -> how often, in several runs together."""
+    found: dict[str, Counter[str]] = {}
+    for record in records:
+        for client, reasons in record.cohort.refused_by.items():
+            found.setdefault(client, Counter()).update(reasons)
+    return {client: dict(reasons) for client, reasons in found.items()}
 
 
 def _joined_tiers(records: Records) -> dict[str, TierSpent]:

@@ -85,7 +85,9 @@ def common_target(results: Results, metric: str) -> float | None:
     """
     sign = -1 if less_is_better(metric) else 1
     ends = [[score for score, _ in _course(seeds, metric)][-1:] for seeds in results.values()]
-    best = sorted((sign * end[0] if end and math.isfinite(end[0]) else -math.inf for end in ends), reverse=True)
+    best = sorted(
+        (sign * end[0] if end and math.isfinite(end[0]) else -math.inf for end in ends), reverse=True
+    )
     reached = best[len(best) // 2] if best else -math.inf
     if not math.isfinite(reached):
         return None

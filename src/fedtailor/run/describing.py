@@ -16,7 +16,7 @@ from fedtailor.elasticity.costing.fitting import absolute_limits
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.server.setup import Setup
 from fedtailor.storage.fingerprint import Fingerprint, describe_environment, fingerprint
-from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, SETUP
+from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, SETTINGS, SETUP
 
 MOST_CLIENTS = 200  # whose data and tier are described one by one
 
@@ -37,7 +37,7 @@ def texts_of(setup: Setup, origin: Origin) -> dict[str, str]:
         **({CONFIG: to_toml(origin.config)} if origin.config is not None else {}),
         **({CALL: json.dumps(origin.call, indent=2) + "\n"} if origin.call is not None else {}),
         ENVIRONMENT: json.dumps(environment, indent=2) + "\n",
-        SETUP: json.dumps(describe(setup)) + "\n",
+        SETUP: json.dumps({**describe(setup), **({} if origin.config else {SETTINGS: settings_of(setup)})}) + "\n",
     }
 
 
@@ -76,6 +76,31 @@ def left_out(setup: Setup) -> dict[str, Any]:
     """Tiers that no piece of the model fits, and how many clients take no part in the first round."""
     names = [tier.name for tier in setup.fleet.left_out]
     return {"tiers": names, "clients": setup.clients(0).left_out}
+
+
+def settings_of(setup: Setup) -> dict[str, Any]:
+    """What a config would say of a run that was started from Python, as far as its objects tell it."""
+    method, objective = dataclasses.asdict(setup.method), setup.model.objective
+    training, data = method.pop("local"), picture.overview(setup.data)
+    del training["rounds"]  # those of the run
+    fleet = {"tiers": [f"{tier.name}: {tier.budget}, {tier.share}" for tier in setup.fleet.tiers]}
+    fleet |= {name: getattr(setup.fleet, name) for name in ("dynamic", "macs_range", "only_top")}
+    sizes = ("dataset", "clients", "train_examples", "test_examples", "classes")
+    settings = {
+        "seed": setup.seeds.root,
+        **dataclasses.asdict(setup.settings),
+        "data": {name: data[name] for name in sizes},
+        "model": {"name": type(setup.model.module).__qualname__},
+        "fleet": fleet,
+        "method": {"name": setup.method.name or type(setup.method).__qualname__, **method},
+        "training": training,
+        "objective": {"loss": _named(objective.loss), "metrics": list(objective.metrics)},
+    }
+    return dict(json.loads(json.dumps(settings, default=str)))
+
+
+def _named(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _tiers(setup: Setup) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from fedtailor.run.arguments import MethodLike, ModuleLike
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.html import run_html
 from fedtailor.run.loading import AtHand, load
+from fedtailor.server.confusion import confusion
 from fedtailor.server.evaluation import calibrate, personal_network
 from fedtailor.server.inquiry import Inquiry
 from fedtailor.server.setup import Setup
@@ -242,4 +243,6 @@ class Run:
         kept = {client: memory for client in sorted(self.memories) if (memory := at.memory_of(client)[1])}
         if tables := self.method.diagnostics(self.state, self.model, kept):
             folder.save_diagnostics(tables)
+        if found := confusion(self.setup, self.state):
+            folder.save_confusion(found)
         folder.save_weights(self.state.weights, self.model.groups.ties, self.setup.data.inputs())

@@ -129,17 +129,8 @@ def evaluate_tiers(
     action: Measure = "evaluate",
 ) -> Scores:
     """Loss and metrics of what each tier is given; an engine that has workers lets them do it."""
-    model, places = setup.model, dict[str, int]()
-    known: dict[tuple[tuple[Cut, str], ...], int] = {}
-    deployed: list[tuple[Patch, ...]] = []
-    for tier in tiers:
-        patches = setup.method.deploy(state, tier.budget, model).patches
-        # Equal cuts of different widths may have statistics of their own, which their tags name.
-        cuts = tuple((patch.cut, patch.cut.tag) for patch in patches)
-        if cuts not in known or len(cuts) > 1:  # tiers that are given the same piece are evaluated once
-            known[cuts] = len(deployed)
-            deployed.append(patches)
-        places[tier.name] = known[cuts]
+    model = setup.model
+    places, deployed = deployed_to(setup, state, tiers)
     if isinstance(engine, Measuring):
         scores = engine.measure(deployed, action)
     else:
@@ -153,6 +144,24 @@ def evaluate_tiers(
         {name: scores[place] for name, place in places.items()},
         {name: prediction[place] for name, place in places.items()},
     )
+
+
+def deployed_to(
+    setup: Setup, state: ServerState, tiers: Sequence[Tier]
+) -> tuple[dict[str, int], list[tuple[Patch, ...]]]:
+    """What devices are given, and for each tier its place there: tiers that are given the same piece share one."""
+    places: dict[str, int] = {}
+    known: dict[tuple[tuple[Cut, str], ...], int] = {}
+    deployed: list[tuple[Patch, ...]] = []
+    for tier in tiers:
+        patches = setup.method.deploy(state, tier.budget, setup.model).patches
+        # Equal cuts of different widths may have statistics of their own, which their tags name.
+        cuts = tuple((patch.cut, patch.cut.tag) for patch in patches)
+        if cuts not in known or len(cuts) > 1:
+            known[cuts] = len(deployed)
+            deployed.append(patches)
+        places[tier.name] = known[cuts]
+    return places, deployed
 
 
 def evaluate_clients(

@@ -9,6 +9,7 @@ coverage.jsonl         one line per round for reports: which channels and tensor
 events.jsonl           what happened when: starts, resumes, seconds of each round
 checkpoints/           the last generations of the state and the best one (see generations.py)
 diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
+confusion.json         per tier, how often each class was taken for which; of finished runs whose answers are classes
 weights.safetensors    the result; there when the run has come to its end
 run.lock               locked while a run writes here
 
@@ -41,9 +42,13 @@ COVERAGE = "coverage.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 DIAGNOSTICS = "diagnostics.safetensors"
+CONFUSION = "confusion.json"
 WEIGHTS = "weights.safetensors"
 COMPARISON = "comparison.json"  # beside the runs of a comparison: which they are
 
+SETTINGS = (
+    "settings"  # key of ``setup.json``: of a run that was started from Python, where no config says them
+)
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
 
 
@@ -80,7 +85,14 @@ class RunFolder:
 
     def setup(self) -> Row:
         """What the run started from, for reports; nothing where the folder does not say."""
-        file = self.path / SETUP
+        return self._values(SETUP)
+
+    def confusion(self) -> Row:
+        """Which classes the result takes for which; nothing where the folder does not say."""
+        return self._values(CONFUSION)
+
+    def _values(self, name: str) -> Row:
+        file = self.path / name
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
     def earlier_records(self) -> list[RoundRecord]:
@@ -118,6 +130,10 @@ class RunFolder:
 
         values = {name: value.detach().cpu().contiguous() for name, value in tables.items()}
         replace_file(self.path / DIAGNOSTICS, [save(values)])
+
+    def save_confusion(self, found: Mapping[str, Any]) -> None:
+        """Write which classes the result takes for which."""
+        replace_file(self.path / CONFUSION, [json.dumps(found).encode() + b"\n"])
 
     def load_diagnostics(self) -> dict[str, Tensor]:
         """What the method had to show; nothing where it had not."""

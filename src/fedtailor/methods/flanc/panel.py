@@ -15,7 +15,7 @@ def bases(runs: Sequence[ReportedRun]) -> Panel | None:
     fragments = [row for run in first for row in _fragments(run)]
     if not products:
         return None
-    product = axis("product", "product", scale={"domain": [-1, 1], "scheme": "redblue"})
+    product = axis("product", "product", scale={"domain": [-1, 1], "domainMid": 0})
     matrix = heat(axis("column", "basis", "ordinal"), axis("row", "basis", "ordinal"), product)
     used = heat(
         axis("fragment", "fragment", "ordinal"), axis("width", "width", "nominal"), axis("size", "mean size")

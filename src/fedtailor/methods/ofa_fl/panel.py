@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedtailor.charts.grouping import judged_by, named, percent, round_to
-from fedtailor.charts.panel import Chart, Panel, ReportedRun, axis, lines, panel
+from fedtailor.charts.panel import ROUNDS, Chart, Panel, ReportedRun, axis, lines, panel
 
 
 @panel("ofa-fl")
@@ -26,11 +26,10 @@ def drop_and_recovery(runs: Sequence[ReportedRun]) -> Panel | None:
         for record in run.records
         for tier, scores in (record.tiers or {}).items()
     ]
-    rounds = axis("rounds", "rounds")
     supported = axis("networks", "networks that exist", scale={"zero": True})
     views = {
-        metric: lines(rounds, axis("score", named(metric), scale={"zero": False}), series="tier"),
-        "networks": lines(rounds, supported, series="tier"),
+        metric: lines(ROUNDS, axis("score", named(metric), scale={"zero": False}), series="tier"),
+        "networks": lines(ROUNDS, supported, series="tier"),
     }
     text = (
         "A tier whose ratio has not been pruned for is shown with the smallest network that exists, so curves run "

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.charts.grouping import Runs, by_setting, evaluated, networks, of_common_seeds, percent
+from fedtailor.charts.grouping import Runs, by_setting, evaluated, named, networks, of_common_seeds, percent
 from fedtailor.charts.panel import Panel, ReportedRun, Row
 from fedtailor.record import less_is_better
 from fedtailor.report.amounts import short, size
@@ -19,65 +19,117 @@ from fedtailor.report.comparison import (
     with_interval,
 )
 from fedtailor.report.differences import what_seeds_can_tell
+from fedtailor.report.likeness import NETWORK, differing, settings_of, short_key
+from fedtailor.report.panels.ranking import ended, means, ranked
 from fedtailor.report.tables import shown, spread, totals
-from fedtailor.report.targets import Records, Results, last_evaluation, mean_over_tiers
+from fedtailor.report.targets import REACHED, Records, Results, last_evaluation, mean_over_tiers
 
 Sizes = Mapping[str, Mapping[str, int]]  # tier -> cost of the network that it runs
+MOST_KEYS = 4  # that are named of many
 SAME_SIZE = 1.2  # networks of one device class differ by rounding to whole channels
 
 
 def answer(runs: Runs, per_cent: float | None) -> Panel:
-    """Which method, what it costs, and whether the difference can be trusted."""
+    """Which method, what it costs, and whether the difference can be trusted; the best method first."""
     tables: list[tuple[str, Sequence[Row]]] = []
     sentences: list[str] = []
-    for setting, methods in by_setting(runs).items():
-        results = {variant: list(map(evaluated, each)) for variant, each in methods.items()}
+    for setting, found in by_setting(ended(runs)).items():
+        results = {variant: list(map(evaluated, each)) for variant, each in found.items()}
         metric, target = target_of(results, per_cent)
+        methods = {variant: found[variant] for variant in ranked(results, metric)}
+        results = {variant: results[variant] for variant in methods}
         costs = costs_to_reach(results, target, metric) if target is not None else {}
         sizes = {variant: networks(each[0]) for variant, each in methods.items()}
-        rows = [
-            _answer_row(variant, results[variant], metric, target, costs.get(variant), sizes[variant])
-            for variant in results
-        ]
-        tables.append((f"Results {setting}".strip(), rows))
+        tables.append((_caption("Results", setting, metric, results), _result_rows(results, metric)))
+        rule = f" To {shown(metric, target)}: {REACHED}" if target is not None else ""
+        rows = [_cost_row(variant, results[variant], metric, target, costs, sizes) for variant in results]
+        tables.append((f"What it cost {setting}".strip() + f", mean over seeds.{rule}", rows))
         sentences += _sentences(setting, results, metric, target, costs, sizes)
         compared, caution = _against_best(methods, metric)
         if compared:
             tables.append((f"Differences from the best {setting}".strip(), compared))
-        sentences.append(caution)
-    unfinished = [run for run in runs if run.state != "finished"]
-    if unfinished:
-        sentences.append(
-            f"{len(unfinished)} of {len(runs)} runs are not finished: their figures are those of their last evaluation."
-        )
+        sentences += [*_unlike(methods), caution]
+    sentences += _left_out(runs)
     return Panel("answer", "The answer", "\n".join(filter(None, dict.fromkeys(sentences))), tables=tables)
 
 
-def _answer_row(
+def _caption(what: str, setting: str, metric: str, results: Results) -> str:
+    spread_over = ", mean ± deviation over seeds" if any(len(each) > 1 for each in results.values()) else ""
+    return f"{what} {setting}".strip() + f": {named(metric)} at the end{spread_over}"
+
+
+def _unlike(methods: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
+    """That runs which stand side by side differ in more than their methods, and in what."""
+    first = [each[0] for each in methods.values()]
+    known = [settings_of(run) for run in first]
+    keys = [key for key in differing(first) if all(key in each for each in known) or key == NETWORK]
+    keys = [key for key in keys if key.partition(".")[0] not in ("method", "training")]
+    if not keys:
+        return []
+    told = ", ".join(short_key(key, keys) for key in keys[:MOST_KEYS])
+    more = f" and {len(keys) - MOST_KEYS} more" if len(keys) > MOST_KEYS else ""
+    return [
+        f"These runs differ in more than their methods: {told}{more}. They stand side by side, but the best "
+        "of them is not the best method."
+    ]
+
+
+def _left_out(runs: Runs) -> list[str]:
+    """Which runs do not count, or count as far as they came."""
+    unfinished = [run for run in runs if run.state != "finished"]
+    without = len(unfinished) - sum(run.state != "finished" for run in ended(runs))
+    words = []
+    if unfinished:
+        words.append(f"{len(unfinished)} of {len(runs)} runs are not finished: ")
+        words[0] += "their figures are those of their last evaluation" if without < len(unfinished) else ""
+        words[0] += "; " if 0 < without < len(unfinished) else ""
+        words[0] += (
+            f"{without} are left out of final figures, which their finished seeds give" if without else ""
+        )
+        words[0] += "."
+    repeats = [folder for run in runs for folder in run.repeats]
+    if repeats:
+        words.append(
+            f"A seed counts once: {len(repeats)} of the folders repeat a run of the same settings and seed and are "
+            f"left out ({', '.join(repeats[:MOST_KEYS])}{', ...' if len(repeats) > MOST_KEYS else ''})."
+        )
+    return words
+
+
+def _result_rows(results: Results, metric: str) -> list[Row]:
+    rows: list[Row] = []
+    for place, (variant, runs) in enumerate(results.items(), start=1):
+        ends = [last_evaluation(records) for records in runs]
+        row: Row = {"method": variant, **({"place": place} if len(results) > 1 else {})}
+        row["mean"] = spread(metric, [mean_over_tiers(end, metric) for end in ends])
+        row.update({f"tier {tier}": spread(metric, [end[tier][metric] for end in ends]) for tier in ends[0]})
+        rows.append({**row, "seeds": len(runs)})
+    return rows
+
+
+def _cost_row(
     variant: str,
     runs: Sequence[Records],
     metric: str,
     target: float | None,
-    cost: Mapping[str, Any] | None,
-    sizes: Sizes,
+    costs: Mapping[str, Mapping[str, Any]],
+    sizes: Mapping[str, Sizes],
 ) -> Row:
     sums = [totals(records) for records in runs]
-    ends = [last_evaluation(records) for records in runs]
-    row: Row = {"method": variant, "seeds": len(runs)}
-    row["mean"] = spread(metric, [mean_over_tiers(end, metric) for end in ends])
-    row.update({f"tier {tier}": spread(metric, [end[tier][metric] for end in ends]) for tier in ends[0]})
-    first = next(iter(ends[0]))
-    if first in sizes:
-        row[f"tier {first} runs"] = f"{short(sizes[first]['macs'])} MACs"
+    row: Row = {"method": variant}
+    first = next(iter(last_evaluation(runs[0])))
+    if first in sizes[variant]:
+        row[f"tier {first} runs"] = f"{short(sizes[variant][first]['macs'])} MACs"
     row["sent"] = size(statistics.mean(total["bytes_down"] + total["bytes_up"] for total in sums))
     row["FLOPs"] = short(2 * statistics.mean(total["macs"] for total in sums))
-    if target is not None and cost is not None:
+    if target is not None:
+        cost = costs[variant]
         reached = bool(cost["reached"])
         goal = shown(metric, target)
         row[f"rounds to {goal}"] = f"{cost['rounds']:.3g}" if reached else "never"
         row[f"sent to {goal}"] = size(cost["bytes"]) if reached else "never"
         row[f"FLOPs to {goal}"] = short(cost["flops"]) if reached else "never"
-        row["seeds that reached it"] = f"{cost['seeds_reached']} of {cost['seeds']}"
+        row["seeds that reach it alone"] = f"{cost['seeds_reached']} of {cost['seeds']}"
     return row
 
 
@@ -91,8 +143,8 @@ def _sentences(
 ) -> list[str]:
     """In words, the method that is best first."""
     sign = -1 if less_is_better(metric) else 1
-    ends = _means(results, metric)
-    best = _best(results, metric)
+    ends = means(results, metric)
+    best = next(iter(results))
     where = f"With {setting}: " if setting else ""
     words = [f"{where}Best {metric} over all device classes: {best}, {shown(metric, ends[best])}."]
     tiers = _common_tiers(results)
@@ -101,16 +153,16 @@ def _sentences(
             "The methods were run on fleets that share no device class: compare their means with care."
         )
     for tier, what in ((tiers[0], "smallest"), (tiers[-1], "largest")) if tiers else ():
-        means = {
+        there = {
             variant: statistics.mean(last_evaluation(records)[tier][metric] for records in runs)
             for variant, runs in results.items()
         }
-        winner = max(means, key=lambda variant: sign * means[variant])
-        words.append(f"Best on the {what} devices (tier {tier}): {winner}, {shown(metric, means[winner])}.")
+        winner = max(there, key=lambda variant: sign * there[variant])
+        words.append(f"Best on the {what} devices (tier {tier}): {winner}, {shown(metric, there[winner])}.")
         macs = {variant: each[tier]["macs"] for variant, each in sizes.items() if tier in each}
-        if len(macs) == len(means) and macs[winner] > SAME_SIZE * min(macs.values()):
+        if len(macs) == len(there) and macs[winner] > SAME_SIZE * min(macs.values()):
             fewest = min(macs.values())
-            small = {variant: means[variant] for variant in means if macs[variant] <= SAME_SIZE * fewest}
+            small = {variant: there[variant] for variant in there if macs[variant] <= SAME_SIZE * fewest}
             fitting = max(small, key=lambda variant: sign * small[variant])
             words[-1] += (
                 f" It gives them a network of {short(macs[winner])} MACs, {macs[winner] / fewest:.3g} times the "
@@ -125,6 +177,8 @@ def _sentences(
             f"To reach {shown(metric, target)}, {least} sends least ({size(reached[least]['bytes'])}) and "
             f"{cheap} computes least ({short(reached[cheap]['flops'])} FLOPs)."
         )
+    elif target is not None:
+        words.append(f"No method reached {shown(metric, target)}.")
     return words
 
 
@@ -132,19 +186,6 @@ def _common_tiers(results: Results) -> list[str]:
     """The device classes that every run was evaluated for, the smallest first."""
     ends = [last_evaluation(records) for runs in results.values() for records in runs]
     return [tier for tier in ends[0] if all(tier in end for end in ends)]
-
-
-def _means(results: Results, metric: str) -> dict[str, float]:
-    """Of every method: the mean over tiers at the end, over seeds."""
-    return {
-        variant: statistics.mean(mean_over_tiers(last_evaluation(records), metric) for records in runs)
-        for variant, runs in results.items()
-    }
-
-
-def _best(results: Results, metric: str) -> str:
-    sign, means = -1 if less_is_better(metric) else 1, _means(results, metric)
-    return max(means, key=lambda variant: sign * means[variant])
 
 
 def _against_best(methods: Mapping[str, Sequence[ReportedRun]], metric: str) -> tuple[list[Row], str]:
@@ -155,7 +196,7 @@ def _against_best(methods: Mapping[str, Sequence[ReportedRun]], metric: str) -> 
     if not results:
         return [], "The methods share no seed: differences are not judged."
     left_out = any(len(results[variant]) < len(each) for variant, each in methods.items())
-    best = _best(results, metric)
+    best = ranked(results, metric)[0]
     ordered = {best: results[best], **{variant: each for variant, each in results.items() if variant != best}}
     found, by_tier = differences(ordered, metric), differences_by_tier(ordered, metric)
     rows = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedtailor.charts.coverage import coverage, map_cells, never_trained
 from fedtailor.charts.grouping import Runs, by_setting, round_to, setting_filter
 from fedtailor.charts.panel import Chart, Panel, Row, axis, bars, heat
-from fedtailor.report.folders import flat
+from fedtailor.report.likeness import flat
 
 
 def covered(runs: Runs) -> Panel:
@@ -24,7 +24,7 @@ def covered(runs: Runs) -> Panel:
             cells += [{**at, **cell} for cell in map_cells(counts)]
     if not cells:
         return Panel("coverage", "Which weights were trained")
-    clients = axis("clients", "clients", scale={"scheme": "viridis", "reverse": True})
+    clients = axis("clients", "clients")
     inputs = axis("inputs", "inputs", "ordinal", sort={"field": "input"})
     outputs = axis("outputs", "outputs", "ordinal", sort={"field": "output"})
     charts = [
@@ -35,8 +35,11 @@ def covered(runs: Runs) -> Panel:
         )
     ]  # fmt: skip
     text = "Every weight of every layer was trained at least once, by every method."
-    if any(share["never"] for share in shares):
+    whole = {share["method"] for share in shares} - {share["method"] for share in shares if share["never"]}
+    shares = [share for share in shares if share["method"] not in whole]
+    if shares:
         text = "Some weights were never trained: they keep their starting values."
+        text += f" Every weight was trained at least once by {', '.join(sorted(whole))}." if whole else ""
         layer = axis("layer", "layer", "nominal", sort=None)
         never = bars(layer, axis("never", "never trained (%)", scale={"domain": [0, 100]}))
         told = "Per layer, the share of its (output, input) pairs that no client of any round held. One seed."
@@ -62,7 +65,7 @@ def data(runs: Runs) -> Panel:
                 rows.append({**at, "client": client["client"], "class": label, "examples": count})
     if not rows:
         return Panel("data", "Who holds which data")
-    value = axis("examples", "examples", scale={"scheme": "viridis", "reverse": True})
+    value = axis("examples", "examples")
     spec = heat(axis("client", "client", "ordinal"), axis("class", "class", "ordinal"), value)
     text = "Examples of each class that each client trains on, in the first seed; all methods share it."
     chart = Chart(
@@ -82,6 +85,7 @@ def provenance(runs: Runs) -> Panel:
                 "state": run.state, "rounds": run.records[-1].round, "folder": run.folder,
             }
         )  # fmt: skip
+        rows += [{**rows[-1], "state": "left out: same seed", "rounds": "", "folder": f} for f in run.repeats]
         flat = {key: value for key, value in run.environment.items() if not isinstance(value, Mapping)}
         flat |= {f"{name}": v for name, v in dict(run.environment.get("packages", {})).items()}
         machines[str(sorted(flat.items()))] = {key: str(value) for key, value in flat.items()}
@@ -102,12 +106,10 @@ def _settings(runs: Runs) -> tuple[list[Row], list[Row]]:
         if key not in ("name", "seed")
     ]
     shared = [key for key in keys if len({settings.get(key) for settings in each}) == 1]
-    own: list[Row] = []
-    for variant in dict.fromkeys(run.variant for run in runs):
-        settings = each[next(place for place, run in enumerate(runs) if run.variant == variant)]
-        own += [
-            {"method": variant, "setting": key, "value": settings[key]}
-            for key in keys
-            if key not in shared and key in settings
-        ]
+    first = {run.variant: settings for run, settings in reversed(list(zip(runs, each, strict=True)))}
+    own: list[Row] = [
+        {"setting": key, **{variant: first[variant].get(key, "") for variant in reversed(first)}}
+        for key in keys
+        if key not in shared
+    ]
     return [{"setting": key, "value": each[0][key]} for key in shared], own

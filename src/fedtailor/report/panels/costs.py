@@ -29,7 +29,9 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
         metric, target = target_of(results, per_cent)
         at: Row = {"setting": setting} if setting else {}
         paired = {variant: list(map(evaluated, each)) for variant, each in of_common_seeds(methods).items()}
-        matched += [_matched({**at, **line}, metric) for line in accounting.matching(paired, metric)]
+        matched += [
+            _matched({**at, **line}, metric) for line in reversed(accounting.matching(paired, metric))
+        ]
         if target is None:
             continue
         goals.append(shown(metric, target))
@@ -42,7 +44,7 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
             row |= {"gigaflops": round_to(cost["flops"] / 1e9), "rounds": round_to(cost["rounds"])}
             row |= {"on the front": "yes" if variant in front else "no", "seeds": cost["seeds"]}
             rows.append(row)
-    caption = "Best figures, and what more it took to match the method above; below zero is a saving (mean over seeds)"
+    caption = "Best figures, and what more it took to match the next method below; below zero is less (mean over seeds)"
     tables = [(caption, matched)] if len(matched) > 1 else []
     if not rows:
         return Panel("pareto", "What the target costs", tables=tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from fedtailor.charts.grouping import (
@@ -14,13 +15,13 @@ from fedtailor.charts.grouping import (
     round_to,
     setting_filter,
 )
-from fedtailor.charts.panel import Chart, Panel, Row, axis, lines, lines_and_points, points
+from fedtailor.charts.panel import ROUNDS, Chart, Panel, Row, Spec, axis, lines, lines_and_points, points
 from fedtailor.record import Spent, Tiers, headline
 from fedtailor.report.targets import last_evaluation, mean_over_tiers, spent_until
 
 ALL = "all"  # the mean over device classes
 AXES = {
-    "rounds": axis("rounds", "rounds", axis={"tickMinStep": 1}),
+    "rounds": ROUNDS,
     "megabytes sent": axis("megabytes", "megabytes sent, down and up"),
     "FLOPs": axis("gigaflops", "gigaFLOPs of all clients"),
 }
@@ -28,26 +29,42 @@ AXES = {
 
 def progress(runs: Runs) -> Panel:
     """Accuracy against what was spent."""
-    metric = _metric(runs)
+    metrics = _metrics(runs)
     rows: list[Row] = []
     for setting, methods in by_setting(runs).items():
         for variant, each in methods.items():
-            rows += _curve(setting, variant, each, metric)
-    score = axis("score", named(metric), scale={"zero": False})
+            rows += _curve(setting, variant, each, metrics[setting])
+    score = _score(metrics)
     views = {name: lines(x, score, low="low", high="high") for name, x in AXES.items()}
     text = (
         "Mean over seeds; the band goes from the worst to the best seed. 'all' is the mean over device classes. "
         "Costs are those of all clients together, for training and for measuring."
     )
     chart = Chart(
-        "progress", f"{metric} against what was spent", text, rows, views, ("tier", *setting_filter(runs))
+        "progress",
+        f"{_told(metrics)} against what was spent",
+        text,
+        rows,
+        views,
+        ("tier", *setting_filter(runs)),
     )
     return Panel("progress", "How it was reached", charts=[chart])
 
 
-def _metric(runs: Runs) -> str:
-    """All runs of a report are judged by one metric."""
-    return headline(last_evaluation(runs[0].records))
+def _metrics(runs: Runs) -> dict[str, str]:
+    """Setting -> the metric that all its runs are judged by."""
+    return {
+        setting: headline(last_evaluation(next(iter(methods.values()))[0].records))
+        for setting, methods in by_setting(runs).items()
+    }
+
+
+def _told(metrics: Mapping[str, str]) -> str:
+    return " or ".join(dict.fromkeys(metrics.values()))
+
+
+def _score(metrics: Mapping[str, str]) -> Spec:
+    return axis("score", " or ".join(dict.fromkeys(map(named, metrics.values()))), scale={"zero": False})
 
 
 def _curve(setting: str, variant: str, runs: Runs, metric: str) -> list[Row]:
@@ -82,10 +99,11 @@ def _curve(setting: str, variant: str, runs: Runs, metric: str) -> list[Row]:
     return rows
 
 
-def _ends(runs: Runs, metric: str) -> list[Row]:
+def _ends(runs: Runs, metrics: Mapping[str, str]) -> list[Row]:
     """The last evaluation of every run and tier."""
     rows: list[Row] = []
     for run in runs:
+        metric = metrics[run.setting]
         tiers = {tier["name"]: tier for tier in run.setup.get("tiers", ())}
         for tier, scores in last_evaluation(run.records).items():
             known = {**tiers.get(tier, {}), **networks(run).get(tier, {})}
@@ -105,13 +123,13 @@ def _ends(runs: Runs, metric: str) -> list[Row]:
 
 def widths(runs: Runs) -> Panel:
     """How good the sub-model of each size is."""
-    metric = _metric(runs)
-    rows = _ends(runs, metric)
-    score = axis("score", named(metric), scale={"zero": False})
+    metrics = _metrics(runs)
+    rows, score = _ends(runs, metrics), _score(metrics)
     mean = {**score, "aggregate": "mean"}
     views: dict[str, Any] = {}
     by_tier = axis("tier", "device class", "ordinal", sort=None)
-    wide = axis("width", "width that the device can afford")
+    known = sorted({row["width"] for row in rows if row["width"] is not None})
+    wide = axis("width", "width that the device can afford", axis={"values": known})
     choices = {"device class": by_tier}
     if all(row["width"] is not None for row in rows):
         choices = {"width": wide, **choices}
@@ -125,15 +143,15 @@ def widths(runs: Runs) -> Panel:
         "Lines are means over seeds, points single seeds, at the last evaluation. Some methods have one network for "
         "all: choose parameters to see what a device would have to run."
     )
-    chart = Chart("width", f"{metric} against size", text, rows, views, setting_filter(runs))
+    chart = Chart("width", f"{_told(metrics)} against size", text, rows, views, setting_filter(runs))
     return Panel("width", "What each size of device gets", charts=[chart])
 
 
 def left_behind(runs: Runs) -> Panel:
     """Who is left behind."""
-    metric = _metric(runs)
+    metrics = _metrics(runs)
     groups: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for end in _ends(runs, metric):
+    for end in _ends(runs, metrics):
         key = end["method"], end.get("setting", "")
         groups.setdefault(key, {}).setdefault(end["tier"], []).append(end["score"])
     rows: list[Row] = []
@@ -149,13 +167,11 @@ def left_behind(runs: Runs) -> Panel:
                 "best": round_to(best),
             }
             rows.append({**row, "gap": round_to(best - worst)})
-    by_method = axis("method", "method", "nominal", axis={"labelAngle": 0, "labelLimit": 110})
-    score = axis("score", named(metric), scale={"zero": False})
+    by_method = axis("method", "method", "nominal", sort=None, axis={"labelAngle": 0, "labelLimit": 110})
+    score = _score(metrics)
     reach = {"x": by_method, "y": {**score, "field": "worst"}, "y2": {"field": "best"}}
     dots = points(by_method, score, "tier")
-    dots["encoding"] |= {
-        "color": axis("tier", "device class", "ordinal", sort=None, scale={"scheme": "viridis"})
-    }
+    dots["encoding"] |= {"color": axis("tier", "device class", "ordinal", sort=None)}
     dots["encoding"]["shape"] = axis("tier", "device class", "nominal", sort=None)
     views = {
         "device classes": {
@@ -164,5 +180,7 @@ def left_behind(runs: Runs) -> Panel:
         }
     }
     text = "One mark per device class, mean over seeds; the line goes from the worst served to the best served class."
-    chart = Chart("left-behind", f"{metric} of every device class", text, rows, views, setting_filter(runs))
+    chart = Chart(
+        "left-behind", f"{_told(metrics)} of every device class", text, rows, views, setting_filter(runs)
+    )
     return Panel("left-behind", "Who is left behind", charts=[chart])
