@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedtailor.charts.panel import Chart, Panel
+from fedtailor.charts.panel import Chart, Panel, Row, Spec
 from fedtailor.errors import FedtailorError
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import columns, page, require_charts
@@ -17,6 +18,7 @@ from fedtailor.report.panels.all_panels import all_panels
 Format = Literal["html", "md", "csv", "png"]
 
 PNG_WIDTH, PNG_SCALE = 640, 1.5
+SHADES = ["#f1f4f8", "#9ecae1", "#3182bd", "#08306b"]  # as on the page: nothing is quiet
 
 
 def form_of(place: Path | str) -> Format:
@@ -115,11 +117,27 @@ def png(chart: Chart, view: str | None = None, **filters: Any) -> bytes:
     told = ", ".join(f"{name} {value}" for name, value in wanted.items())
     spec = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        **chart.views[view or next(iter(chart.views))],
+        **with_series(chart.views[view or next(iter(chart.views))], rows),
         "title": chart.title + (f" ({told})" if told else ""),
         "width": PNG_WIDTH,
         "data": {"values": rows},
         "background": "white",
-        "config": {"legend": {"orient": "bottom", "columns": 4, "labelLimit": 300}},
+        "config": {
+            "legend": {"orient": "bottom", "columns": 4, "labelLimit": 300},
+            "axisXDiscrete": {"labelAngle": 0, "labelOverlap": True},
+            "range": {"heatmap": SHADES, "ramp": SHADES},
+        },
     }
     return bytes(require_charts().vegalite_to_png(spec, scale=PNG_SCALE))
+
+
+def with_series(view: Spec, rows: Sequence[Row]) -> Spec:
+    """The view with its series named, in the order of the rows: only so do colour and dashes share one legend."""
+    spec = copy.deepcopy(view)
+    for layer in spec.get("layer", [spec]):
+        for channel in ("color", "strokeDash", "shape"):
+            given = layer["encoding"].get(channel, {})
+            if given.get("type") == "nominal":
+                names = list(dict.fromkeys(row[given["field"]] for row in rows))
+                given["scale"] = {**given.get("scale", {}), "domain": names}
+    return spec

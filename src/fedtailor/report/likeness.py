@@ -12,7 +12,7 @@ from fedtailor.charts.panel import ReportedRun
 from fedtailor.report.amounts import short
 
 CHANGES_NOTHING = ("name", "seed", "engine.workers", "checkpoint.every", "checkpoint.keep")
-FIRST_TOLD = ("model.name", "rounds")  # of all that differs
+TOLD_FIRST = ("rounds", "model.name", "data.dataset", "data", "model", "fleet", "clients_per_round", "method")
 LEAST_TOLD = 2
 NETWORK = "network"  # its shapes, where no setting says that they differ
 LONGEST_VALUE = 20  # characters
@@ -85,9 +85,14 @@ def differing(runs: Sequence[ReportedRun]) -> list[str]:
     each = [settings_of(run) for run in runs]
     keys = list(dict.fromkeys(key for settings in each for key in settings))
     found = [key for key in keys if len({settings.get(key) for settings in each}) > 1]
-    # First what all of them have; what only some know often goes with it.
-    found.sort(key=lambda key: (key not in FIRST_TOLD, not all(key in settings for settings in each)))
+    found.sort(key=lambda key: (_weight(key), not all(key in settings for settings in each)))
     return [*found, *([NETWORK] if len({alike(run)[1] for run in runs}) > 1 else [])]
+
+
+def _weight(key: str) -> int:
+    """How late a key is told: keys and tables that decide much come first."""
+    named = [name for name in (key, key.partition(".")[0]) if name in TOLD_FIRST]
+    return TOLD_FIRST.index(named[0]) if named else len(TOLD_FIRST)
 
 
 def value_of(run: ReportedRun, key: str) -> str:
@@ -120,17 +125,22 @@ def _labels(runs: Sequence[ReportedRun]) -> list[str]:
         if _kinds(runs, [*told, key]) > _kinds(runs, told):
             told.append(key)
     told += [key for key in keys if key not in told][: max(0, LEAST_TOLD - len(told))]
-    labels = [" ".join([run.variant, *(_told(run, key, told) for key in told)]) for run in runs]
+    labels = [" ".join([run.variant, *_parts(run, told)]) for run in runs]
     return [
         label if labels.count(label) == 1 else f"{label} #{labels[:place].count(label) + 1}"
         for place, label in enumerate(labels)
     ]
 
 
-def _told(run: ReportedRun, key: str, keys: Sequence[str]) -> str:
-    value = value_of(run, key)
-    cut = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 1] + "…"
-    return cut if key == NETWORK else f"{short_key(key, keys)}={cut}"
+def _parts(run: ReportedRun, keys: Sequence[str]) -> Iterator[str]:
+    """``rounds=6``, ``610 parameters``; what a run was not told at all is left out."""
+    for key in keys:
+        value = value_of(run, key)
+        cut = value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 1] + "…"
+        if key == NETWORK:
+            yield cut
+        elif key in settings_of(run):
+            yield f"{short_key(key, keys)}={cut}"
 
 
 def _kinds(runs: Sequence[ReportedRun], keys: Sequence[str]) -> int:

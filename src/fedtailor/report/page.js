@@ -43,13 +43,14 @@
   const methods = () => [...new Set(Object.values(charts).flatMap((chart) =>
     chart.columns.includes("method") ? distinct(chart, "method") : []))];
 
-  function withMethods(spec, rows) {
-    const all = methods(), here = new Set(rows.map((row) => row.method));
+  function withSeries(spec, rows) {
     for (const layer of spec.layer ?? [spec]) {
       for (const channel of ["color", "strokeDash", "shape"]) {
         const given = layer.encoding[channel];
-        if (given?.field !== "method") continue;
-        const legend = { ...given.legend, values: all.filter((method) => here.has(method)) };
+        if (given?.type !== "nominal") continue;
+        const here = [...new Set(rows.map((row) => row[given.field]))];
+        const all = given.field === "method" ? methods() : here;
+        const legend = { ...given.legend, values: all.filter((name) => here.includes(name)) };
         layer.encoding[channel] = { ...given, scale: { ...given.scale, domain: all }, legend };
       }
     }
@@ -66,7 +67,7 @@
     const key = figure.dataset.chart, chart = charts[key], picture = figure.querySelector(".picture");
     const { view } = chosen.get(key), rows = shownRows(key);
     const spec = {
-      ...withMethods(structuredClone(chart.views[view]), rows), description: `${chart.title}. ${chart.text}`, config: theme(), width: "container",
+      ...withSeries(structuredClone(chart.views[view]), rows), description: `${chart.title}. ${chart.text}`, config: theme(), width: "container",
       autosize: { type: "fit-x", contains: "padding" }, data: { values: rows },
     };
     drawn.get(key)?.finalize();

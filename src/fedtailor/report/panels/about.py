@@ -20,7 +20,7 @@ def about(runs: Runs) -> Panel:
         ("Data", _values(runs, _data)),
         ("Fleet", _values(runs, _fleet)),
         ("Network", _values(runs, lambda run: str(run.config.get("model", {}).get("name", "")))),
-        ("Rounds", _values(runs, _rounds)),
+        ("Rounds", _rounds(runs)),
         ("Seeds", _seeds(run.seed for run in runs)),
     ]
     return Panel("about", "About", facts=[(name, value) for name, value in facts if value])
@@ -54,11 +54,17 @@ def _fleet(run: ReportedRun) -> str:
     return ": ".join(filter(None, (str(run.config.get("fleet", {}).get("name", "")), told)))
 
 
-def _rounds(run: ReportedRun) -> str:
-    asked = run.config.get("clients_per_round")
+def _rounds(runs: Runs) -> str:
+    """``6 or 10, 5 clients in each``."""
+    done = list(dict.fromkeys(map(_done, runs)))
+    asked = dict.fromkeys(run.config.get("clients_per_round") for run in runs)
+    told = f", {' or '.join(map(str, asked))} clients in each" if all(asked) else ""
+    return " or ".join(done[:MOST]) + (" and others" if len(done) > MOST else "") + told
+
+
+def _done(run: ReportedRun) -> str:
     done, planned = run.records[-1].round, run.config.get("rounds")
-    of = f" of {planned}" if run.state != "finished" and planned and planned != done else ""
-    return f"{done}{of}" + (f", {_count(asked, 'client')} in each" if asked else "")
+    return f"{done} of {planned}" if run.state != "finished" and planned and planned != done else str(done)
 
 
 def _seeds(found: Iterable[int]) -> str:

@@ -1,0 +1,130 @@
+"""The report as a designer sees it: what stands on top, what is marked, what axes and colours say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedtailor.charts.panel import ROUNDS, Panel, axis, heat, lines
+from fedtailor.record import RoundRecord, Spent
+from fedtailor.report import export, page
+from fedtailor.report.folders import read_runs
+from fedtailor.report.panels.all_panels import all_panels
+from synthetic_runs import write_records, write_run, write_runs
+
+METHODS = {"fedavg": 0.7, "fjord": 0.95, "heterofl": 0.8}
+
+
+@pytest.fixture(scope="module")
+def panels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_runs(folder, rounds=20, seeds=2, methods=METHODS)
+    return all_panels(read_runs([folder]))
+
+
+def texts_of(spec, rows) -> list[str]:
+    """All words of a picture."""
+    svg = page.require_charts().vegalite_to_svg({**spec, "data": {"values": rows}})
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def test_data_fleet_rounds_and_seeds_stand_on_top(panels):
+    facts = dict(panels[0].facts)
+    assert facts["Compared"] == "3 methods, 6 runs"
+    assert facts["Data"].startswith("synthetic: 20 clients, ")
+    assert facts["Fleet"] == "5 tiers of 4 clients each, 0.2 to 1"
+    assert facts["Rounds"] == "20"
+    assert facts["Seeds"] == "1, 2"
+    assert "- Fleet: 5 tiers of 4 clients each" in export.markdown("some", panels)
+
+
+def test_the_facts_are_in_the_header_and_the_winner_is_marked(monkeypatch, panels):
+    monkeypatch.setattr(page, "_library", lambda: "")  # 0.9 MB that nothing here reads
+    text = page.page("some", panels)
+    header, main = text.split("</header>")
+    assert "<dt>Fleet</dt><dd>5 tiers of 4 clients each, 0.2 to 1</dd>" in header
+    (winner,) = re.findall(r'<tr class="winner">\s*<td>([^<]*)</td>', main)
+    assert winner == "fjord"
+
+
+def test_methods_have_one_order_in_all_panels_the_best_first(panels):
+    best_first = sorted(METHODS, key=METHODS.get, reverse=True)
+    found = {each.key: each for each in panels}
+    assert [row["method"] for row in found["answer"].tables[0][1]] == best_first
+    for key in ("progress", "width", "left-behind"):
+        rows = found[key].charts[0].data
+        assert list(dict.fromkeys(row["method"] for row in rows)) == best_first, key
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ticks"),
+    [([5, 6], ["5", "6"]), ([1, 2, 3], ["1", "2", "3"]), ([4], ["4"]), (range(10, 101, 10), None)],
+)
+def test_rounds_on_axes_are_whole(rounds, ticks):
+    rows = [{"method": "a", "rounds": round, "score": round} for round in rounds]
+    words = texts_of(lines(ROUNDS, axis("score", "score")), rows)
+    shown = words[: words.index("rounds")]
+    assert shown == (ticks or [str(round) for round in rounds])
+
+
+def test_legends_look_like_the_lines_also_where_a_band_is_pale():
+    rows = [
+        {"method": method, "rounds": round, "score": round, "low": 0, "high": 9}
+        for method in ("a", "b")
+        for round in (1, 2)
+    ]
+    spec = export.with_series(lines(ROUNDS, axis("score", "score"), low="low", high="high"), rows)
+    svg = page.require_charts().vegalite_to_svg({**spec, "data": {"values": rows}})
+    symbols = [part.split("/>")[0] for part in svg.split("mark-symbol role-legend-symbol")[1:]]
+    assert len(symbols) == 2  # one legend, which shows colour and dashes
+    assert len({re.search(r'stroke="([^"]*)"', each)[1] for each in symbols}) == 2
+    assert ["stroke-dasharray" in each for each in symbols] == [True, True]
+    assert not any('opacity="0.18"' in each for each in symbols)
+
+
+def test_a_run_with_one_evaluation_draws_points(tmp_path):
+    for seed in (1, 2):
+        place = write_run(tmp_path / f"{seed}", "fjord", 0.9, seed, rounds=1)
+        score = {"1": {"loss": 1.0, "accuracy": 0.5 + seed / 10}}
+        write_records(place, [RoundRecord(1, training=Spent(1, 1, 1), tiers=score)])
+    (chart,) = next(each.charts for each in all_panels(read_runs([tmp_path])) if each.key == "progress")
+    rows = [row for row in chart.data if row["tier"] == "all"]
+    svg = page.require_charts().vegalite_to_svg({**chart.views["rounds"], "data": {"values": rows}})
+    points = svg.split("mark-symbol role-mark")[1].split("</g>")[0]
+    assert points.count("<path") == 1
+    assert svg.count("mark-rule role-mark") == 1  # from the worst to the best seed
+
+
+def test_long_curves_are_not_a_string_of_marks():
+    rows = [{"method": "a", "rounds": round, "score": round} for round in range(100)]
+    svg = page.require_charts().vegalite_to_svg(
+        {**lines(ROUNDS, axis("score", "s")), "data": {"values": rows}}
+    )
+    assert svg.split("mark-symbol role-mark")[1].split("</g>")[0].count("<path") == 1
+
+
+def test_nothing_is_quiet_on_a_map(panels):
+    spec = heat(axis("a", "a"), axis("b", "b"), axis("n", "n"))
+    assert spec["encoding"]["color"]["scale"] == {"domainMin": 0}
+    for each in panels:
+        for chart in each.charts:
+            assert "viridis" not in str(chart.views), chart.key
+
+
+def test_bars_stand_for_methods_that_have_something_to_show(tmp_path):
+    """FedRolex reaches every weight in time, others never do: its bars would only push theirs off their labels."""
+    for method in ("fjord", "fedrolex"):
+        write_run(tmp_path / method, method, 0.9, 1, rounds=40)
+    panel = next(each for each in all_panels(read_runs([tmp_path])) if each.key == "coverage")
+    never = next((chart for chart in panel.charts if chart.key == "never-trained"), None)
+    trained = {row["method"] for row in never.data} if never else set()
+    assert all(any(row["never"] for row in never.data if row["method"] == each) for each in trained)
+
+
+def test_a_panel_of_facts_is_no_section(monkeypatch):
+    monkeypatch.setattr(page, "_library", lambda: "")
+    text = page.page("some", [Panel("about", "About", facts=[("Data", "<b>")]), Panel("x", "X", "words")])
+    assert "&lt;b&gt;" in text
+    assert '<section id="about"' not in text
+    assert '<section id="x"' in text
