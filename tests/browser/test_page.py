@@ -117,6 +117,46 @@ def test_everything_is_drawn_offline_and_fits(browser, report, width, scheme):
         assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 27)")
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_fit_or_show_that_they_scroll(browser, report, width):
+    _, file = report
+    with Looking(browser, file.as_uri(), width) as looking:
+        for outer in looking.page.locator("section > .scroll").all():
+            wide = outer.evaluate("outer => outer.scrollWidth > outer.clientWidth + 1")
+            assert wide == outer.evaluate("outer => outer.classList.contains('wide')")
+            said = outer.evaluate(
+                "outer => getComputedStyle(outer.querySelector('caption'), '::after').content"
+            )
+            assert wide == ("scroll" in said)
+        results = looking.page.locator("#answer .scroll").first
+        assert results.evaluate("outer => outer.classList.contains('wide')") == (width < 1000)
+        if width < 1000:
+            results.evaluate("outer => outer.scrollTo(outer.scrollWidth, 0)")
+            looking.page.wait_for_function(
+                "document.querySelector('#answer .scroll').classList.contains('end')"
+            )
+            name = results.locator("tbody td").first.bounding_box()
+            assert name["x"] >= results.bounding_box()["x"]  # the method stays in sight
+
+
+def test_the_winner_is_marked_and_a_method_keeps_its_colour(browser, report):
+    _, file = report
+    with Looking(browser, file.as_uri()) as looking:
+        winner = looking.page.locator("#answer tr.winner")
+        assert winner.count() == 1
+        assert winner.locator("td").first.inner_text() == "fjord"
+        colours = {}
+        for key in ("progress", "width", "pareto"):
+            names = looking.page.locator(
+                f"figure[data-chart='{key}'] .role-legend-label text"
+            ).all_text_contents()
+            symbols = looking.page.locator(f"figure[data-chart='{key}'] .role-legend-symbol path").all()
+            for name, symbol in zip(names, symbols, strict=True):
+                colours.setdefault(name, set()).add(symbol.get_attribute("fill"))
+        assert len(colours) == 5
+        assert all(len(each) == 1 for each in colours.values())
+
+
 def test_it_is_small_and_opens_fast(browser, report):
     _, file = report
     times = []

@@ -40,8 +40,9 @@
   }
 
   // A method has one colour, dash and shape in all charts of the page; the legend names those that are drawn.
-  const methods = () => [...new Set(Object.values(charts).flatMap((chart) =>
+  const known = () => [...new Set(Object.values(charts).flatMap((chart) =>
     chart.columns.includes("method") ? distinct(chart, "method") : []))];
+  let methods = known();
 
   function withSeries(spec, rows) {
     for (const layer of spec.layer ?? [spec]) {
@@ -49,7 +50,7 @@
         const given = layer.encoding[channel];
         if (given?.type !== "nominal") continue;
         const here = [...new Set(rows.map((row) => row[given.field]))];
-        const all = given.field === "method" ? methods() : here;
+        const all = given.field === "method" ? methods : here;
         const legend = { ...given.legend, values: all.filter((name) => here.includes(name)) };
         layer.encoding[channel] = { ...given, scale: { ...given.scale, domain: all }, legend };
       }
@@ -191,6 +192,7 @@
           const same = Object.keys(news.charts).every((key) => key in charts);
           if (!same || Object.keys(news.charts).length !== figures.length) return location.reload();
           charts = news.charts;
+          methods = known();
           await drawAll();
         }
       } catch (error) {
