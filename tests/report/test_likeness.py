@@ -83,6 +83,20 @@ def test_the_run_that_came_furthest_stands_for_its_seed(tmp_path):
     assert (run.folder, run.repeats) == (str(tmp_path / "whole"), (str(tmp_path / "broken"),))
 
 
+def test_how_often_is_evaluated_tells_runs_apart_only_where_it_may_stop_them(tmp_path):
+    for seed in (1, 2):
+        place = write_run(tmp_path / f"{seed}", "fjord", 0.9, seed, rounds=5)
+        text = (place / "config.toml").read_text()
+        (place / "config.toml").write_text(f"evaluate_every = {seed}\n{text}[stopping]\npatience = 0\n")
+    assert {run.variant for run in read_runs([tmp_path])} == {"fjord"}
+    for file in tmp_path.rglob("config.toml"):
+        file.write_text(file.read_text().replace("patience = 0", "patience = 3"))
+    assert {run.variant for run in read_runs([tmp_path])} == {
+        "fjord evaluate_every=1",
+        "fjord evaluate_every=2",
+    }
+
+
 def test_a_folder_that_is_given_twice_is_one(tmp_path):
     write_run(tmp_path / "runs/one", "fjord", 0.9, 1, 3)
     (run,) = read_runs([tmp_path / "runs", tmp_path / "runs/one", tmp_path / "runs/../runs"])

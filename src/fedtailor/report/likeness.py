@@ -24,7 +24,10 @@ Alike = tuple[frozenset[tuple[str, str]], str]  # settings and network: equal fo
 def settings_of(run: ReportedRun) -> dict[str, str]:
     """All that a run was told, as text; a run whose folder does not say is like no other."""
     told = flat(run.config) or {"folder": run.folder}
-    return {key: value for key, value in told.items() if key not in CHANGES_NOTHING}
+    # Where no evaluation may end the run, it does not matter how often there is one; the last round has one anyway.
+    watched = told.get("stopping.patience", "0") != "0"
+    ignored = CHANGES_NOTHING if watched else (*CHANGES_NOTHING, "evaluate_every")
+    return {key: value for key, value in told.items() if key not in ignored}
 
 
 def alike(run: ReportedRun) -> Alike:

@@ -13,9 +13,10 @@ from fedtailor.data.batches import Examples, target_of
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.running.layout import to_run
 from fedtailor.messages import ServerState
-from fedtailor.objective import accuracy
+from fedtailor.objective import TASKS, accuracy, cross_entropy
 from fedtailor.server.evaluation import deployed_to
 from fedtailor.server.setup import Setup
+from fedtailor.steps import step
 
 MOST_CLASSES = 100
 MOST_EXAMPLES = 10_000  # spread evenly over the test examples: it is one more evaluation
@@ -26,17 +27,24 @@ def confusion(setup: Setup, state: ServerState) -> dict[str, Any]:
 
     Nothing where an answer is not one class per example, and where clients evaluate networks of their own.
     """
-    data, model = setup.data, setup.model
-    test = data.test
-    fit = 2 <= data.num_classes <= MOST_CLASSES and len(test) and test.targets.dim() == 1
-    if not fit or accuracy not in model.objective.metrics.values() or setup.method.policy.kept_by_clients:
+    data, test = setup.data, setup.data.test
+    own = setup.method.policy.kept_by_clients
+    if own or not _answers_are_classes(setup) or not 2 <= data.num_classes <= MOST_CLASSES or not len(test):
         return {}
+    step("counting what is taken for what")
     if len(test) > MOST_EXAMPLES:
         test = test.subset(torch.linspace(0, len(test) - 1, MOST_EXAMPLES).long())
     places, deployed = deployed_to(setup, state, setup.fleet.tiers)
     tables = [_table(setup, patches, test).tolist() for patches in deployed]
     by_tier = {tier: tables[place] for tier, place in places.items()}
     return {"examples": len(test), "names": list(data.label_names), "tiers": by_tier}
+
+
+def _answers_are_classes(setup: Setup) -> bool:
+    """Whether the largest output is the answer: shapes alone do not say so where the loss is the user's own."""
+    task, objective = setup.model.learning_task, setup.model.objective
+    usual = objective.loss is cross_entropy or accuracy in objective.metrics.values()
+    return task is TASKS["classification"] and (usual or objective.task is not None)
 
 
 @torch.no_grad()
