@@ -41,8 +41,8 @@ class As:
         marked = [replace(t, client=replace(t.client, tier=f"{self.name}|{t.client.tier}")) for t in tasks]
         yield from self.engine.run(marked)
 
-    def measure(self, deployed):
-        return self.engine.measure(deployed)
+    def measure(self, deployed, action="evaluate"):
+        return self.engine.measure(deployed, action)
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ class Killing:
                 self.killed += 1
             yield answer
 
-    def measure(self, deployed):
-        return self.engine.measure(deployed)
+    def measure(self, deployed, action="evaluate"):
+        return self.engine.measure(deployed, action)
 
 
 # Real runs, with folders and processes of their own

@@ -190,10 +190,10 @@ class Sharing:
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
 
-    def measure(self, deployed):
+    def measure(self, deployed, action="evaluate"):
         self.pool._work = self._work
         try:
-            return self.pool.measure(deployed)
+            return self.pool.measure(deployed, action)
         finally:
             del self.pool._work
 

@@ -219,7 +219,8 @@ def test_a_tier_is_the_mean_of_its_clients_and_one_without_clients_is_evaluated_
     clients = setup.clients(0)
 
     def tiers(chosen):
-        return evaluate_clients(Inquiry(setup, engine), setup.start, chosen)
+        (scores,) = evaluate_clients(Inquiry(setup, engine), setup.start, chosen)
+        return scores
 
     ones = [tiers([clients[k]])["1"] for k in (2, 3)]
     both = tiers(clients)
