@@ -7,7 +7,6 @@ import io
 from rich.console import Console
 
 from commands import call, small_config
-from fedtailor.cli import output
 from fedtailor.cli.output import RoundProgress
 from fedtailor.record import Cohort, RoundRecord, Spent, Tiers
 from fedtailor.steps import TRAINING, step
@@ -39,7 +38,7 @@ def test_steps_are_lines_until_training_begins_where_there_is_no_terminal(capsys
 
 def test_steps_stand_beside_the_bar_and_go_when_they_are_over(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(output, "messages", screen)
+    monkeypatch.setattr("fedtailor.progress.messages", screen)
     with RoundProgress("run", 2) as progress:
         assert progress.bar is not None
         states = []
