@@ -37,7 +37,8 @@ def texts_of(setup: Setup, origin: Origin) -> dict[str, str]:
         **({CONFIG: to_toml(origin.config)} if origin.config is not None else {}),
         **({CALL: json.dumps(origin.call, indent=2) + "\n"} if origin.call is not None else {}),
         ENVIRONMENT: json.dumps(environment, indent=2) + "\n",
-        SETUP: json.dumps({**describe(setup), **({} if origin.config else {SETTINGS: settings_of(setup)})}) + "\n",
+        SETUP: json.dumps({**describe(setup), **({} if origin.config else {SETTINGS: settings_of(setup)})})
+        + "\n",
     }
 
 
