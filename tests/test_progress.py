@@ -24,6 +24,7 @@ def test_nothing_is_shown_where_nobody_looks_unless_it_is_wanted(capsys):
     train(progress=True)
     shown = capsys.readouterr()
     assert "fedavg  round 2/2  tier 0.5: " in shown.err
+    assert shown.err.splitlines()[:2] == ["fedavg  reading data", "fedavg  tracing Sequential"]
     assert shown.out == ""
 
 

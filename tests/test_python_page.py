@@ -25,6 +25,6 @@ def test_the_blocks_of_the_page_on_python_run(tmp_path, monkeypatch, capsys):
         "tier 'sensor' (7 clients): no cut fits: macs is limited to 5, but the smallest cut of this" in shown
     )
     assert "needs 19" in shown
-    assert "│ splitmix:base=1/2 " in shown
+    assert " splitmix:base=1/2 " in shown
     assert len(known["frame"]) == 12
     assert (tmp_path / "report.md").is_file()

@@ -129,6 +129,10 @@ class RoundProgress:
         if self.bar is not None:
             self.bar.stop()
 
+    def count(self, earlier: Sequence[RoundRecord]) -> None:
+        """These rounds were done before: what they sent counts."""
+        self.sent |= {record.round: record.spent.bytes for record in earlier}
+
     def remove(self) -> None:
         """Take this bar away from those that it shares the screen with."""
         if self.bar is not None:

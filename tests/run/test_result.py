@@ -96,6 +96,22 @@ def test_without_its_data_a_run_measures_nothing(tmp_path):
     assert torch.equal(whole.submodel(0.5)(images), run.submodel(0.5)(images))
 
 
+def test_what_clients_kept_back_is_kept_back_again(tmp_path):
+    """Norm statistics are measured on training examples: with others among them, another network would be deployed."""
+    data = image_data((12,) * 6)
+    settings = {"validation": 0.25, "folder": tmp_path / "run", **QUICK}
+    run = fedtailor.train(tiny_cnn(), data, "uniform-2", "heterofl", **settings)
+    loaded = Run.load(tmp_path / "run", tiny_cnn(), data)
+    assert loaded.data.sizes.tolist() == run.data.sizes.tolist() == [9] * 6
+    images = data.test.take(torch.arange(4))[0]
+    assert torch.equal(loaded.submodel(0.5)(images), run.submodel(0.5)(images))
+
+
+def test_a_task_by_name_is_loaded_with_the_run(tmp_path):
+    trained(tmp_path / "run", task="classification", metrics=["accuracy"])
+    assert Run.load(tmp_path / "run").model.learning_task.name == "classification"
+
+
 def test_other_data_than_the_run_was_trained_on_is_said(tmp_path):
     trained(tmp_path / "run")
     with pytest.warns(UserWarning, match="the data is not what the run was trained on"):
@@ -121,6 +137,10 @@ def test_a_run_that_was_not_saved_is_saved_later_to_the_same_bytes(tmp_path, sto
 def test_a_run_writes_its_report(tmp_path):
     run = trained()
     text = run.report(tmp_path / "report.md").read_text(encoding="utf-8")
+    with pytest.raises(FedtailorError, match=r"exists already: .*overwrite=True"):
+        run.report(tmp_path / "report.md")
+    with pytest.raises(FedtailorError, match="a browser prints the page as PDF"):
+        run.report(tmp_path / "report.pdf")
     assert text.startswith("# fedavg")
     run.save(tmp_path / "run")
     again = Run.load(tmp_path / "run").report(str(tmp_path / "again.md")).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from torch import nn
 import fedtailor
 from fedtailor.config import RunConfig, make_config
 from fedtailor.methods.heterofl import HeteroFL
-from fedtailor.run import given_data, interface, setup
+from fedtailor.run import given_data, making, setup
 from fedtailor.run.interface import resume, run_config
 from helpers import image_data, tiny_cnn
 
@@ -37,7 +37,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             monkeypatch.setattr(place, name, wrapper)
 
     count("init", HeteroFL)
-    count("elastic", setup, interface)
+    count("elastic", setup, making)
     count("federate", setup, given_data)
     count("build_model", setup)
     count("load_dataset", setup, given_data)

@@ -54,6 +54,11 @@ def test_the_others_go_on_as_who_they_are(method):
     assert run_summary(run)["too_small"] == describe(run.setup)["too_small"] == told
 
 
+def test_how_often_is_evaluated_is_settled_for_those_that_are_left():
+    run = train({"tiers": TIERS, "too_small": "skip"}, evaluate_every="auto")
+    assert run.setup.settings.evaluate_every in (1, 2)
+
+
 def test_who_is_left_out_may_change_from_round_to_round():
     run = train({"tiers": TIERS, "too_small": "skip", "capacity": "dynamic"}, rounds=4)
     counts = [record.cohort.too_small for record in run.history]

@@ -28,8 +28,8 @@ def test_the_result_prints_as_the_tables_of_the_command(comparison):
     text = str(comparison)
     assert text == repr(comparison)
     assert "own data, 2 rounds, 2 seeds" in text
-    for row in ("│ heterofl ", "│ fedavg:width=1/2 ", "│ fedavg:width=1/4 "):
-        assert row in text
+    for method in ("heterofl", "fedavg:width=1/2", "fedavg:width=1/4"):
+        assert f" {method} " in text
     assert "Against heterofl: accuracy, mean over tiers, same seeds" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
@@ -92,6 +92,25 @@ def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch):
             ours.read_bytes()
             == (tmp_path / "runs" / "small" / theirs["folder"] / "metrics.jsonl").read_bytes()
         )
+
+
+def test_all_are_evaluated_after_the_same_rounds_and_keep_back_the_same_examples(tmp_path):
+    settings = {"rounds": 4, "engine": {"workers": 0}, "training": {"epochs": 9}}
+    methods = ["heterofl", "fedavg:width=1/4"]
+    alone = [
+        fedtailor.train(Sized, vector_data(), "uniform-2", each, **settings).setup.settings.evaluate_every
+        for each in methods
+    ]
+    made = fedtailor.compare(Sized, vector_data(), "uniform-2", methods, folder=tmp_path / "runs", **settings)
+    assert {runs[0].setup.settings.evaluate_every for runs in made.runs.values()} == {max(alone)}
+    more = fedtailor.compare(
+        Sized, vector_data(), "uniform-2", [*methods, "fedavg"], folder=tmp_path / "runs", **settings
+    )
+    assert {runs[0].setup.settings.evaluate_every for runs in more.runs.values()} == {max(alone)}
+    chosen = fedtailor.compare(
+        Sized, vector_data((20,) * 4), "equal", ["ofa-fl", "fedavg"], **{**settings, "rounds": 1}
+    )
+    assert [runs[0].data.sizes.tolist() for runs in chosen.runs.values()] == [[18] * 4] * 2
 
 
 def test_what_is_finished_is_not_done_again(tmp_path):

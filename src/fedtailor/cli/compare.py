@@ -28,7 +28,7 @@ from fedtailor.cli.output import (
     progress_bars,
     stoppable,
 )
-from fedtailor.cli.report import Format, OverwriteOption, check_place, format_of
+from fedtailor.cli.report import OverwriteOption
 from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods: each run has its own folder, finished ones are skipped, interrupted ones go on."""
+    from fedtailor.report.export import Format, check_place, format_of, write_report
+
     require(jobs is None or jobs >= 1, "--jobs", jobs, "at least 1")
     form: Format = "html"
     if report is not None:
@@ -100,8 +102,6 @@ def compare(
         _say_what_the_data_is(plan)
         _do(plan, missing, jobs)
     if report is not None:
-        from fedtailor.report.export import write_report
-
         write_report([plan.folder], report, target, form)
     _show(plan, target, report, as_json)
 

@@ -4,33 +4,69 @@ from __future__ import annotations
 
 import copy
 import csv
+import errno
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryFile
+from typing import Any, Literal, get_args
 
 from fedtailor.charts.panel import Chart, Panel, Row, Spec
-from fedtailor.errors import FedtailorError
-from fedtailor.report.folders import read_runs
+from fedtailor.errors import FedtailorError, require
 from fedtailor.report.page import columns, page, require_charts
-from fedtailor.report.panels.all_panels import all_panels
 
 Format = Literal["html", "md", "csv", "png"]
+FILES = ("html", "md")  # the others are folders
+ENDINGS = {".html": "html", ".htm": "html", ".md": "md", ".csv": "csv", ".png": "png"}
 
 PNG_WIDTH, PNG_SCALE = 640, 1.5
 SHADES = ["#f1f4f8", "#9ecae1", "#3182bd", "#08306b"]  # as on the page: nothing is quiet
 
 
-def form_of(place: Path | str) -> Format:
-    """The format that a file's name asks for; a page, if it asks for none of the others."""
-    known: dict[str, Format] = {".md": "md", ".csv": "csv", ".png": "png"}
-    return known.get(Path(place).suffix, "html")
+def format_of(form: str | None, output: Path | None) -> Format:
+    """What was asked for, or what the output's name says; a name that says something else is refused."""
+    ending = output.suffix.lower() if output else ""
+    said = ENDINGS.get(ending)
+    chosen = form or said or "html"
+    require(chosen in get_args(Format), "--format", chosen, "html, md, csv or png")
+    if ending and said != chosen and (form is None or chosen in FILES):
+        hint = "; a browser prints the page as PDF" if ending == ".pdf" else ""
+        expected = (
+            f"a name that ends in .{chosen}" if form else "a name that ends in .html, .md, .csv or .png"
+        )
+        raise FedtailorError(f"--output {str(output)!r}: expected {expected}{hint}")
+    return chosen  # type: ignore[return-value]
+
+
+def check_place(place: Path, form: Format, overwrite: bool) -> None:
+    """Refuse a place where the report cannot be written, or where one would be lost, before any work is done."""
+    is_file = form in FILES
+    if place.is_dir() if is_file else place.is_file():
+        raise FedtailorError(f"{place} cannot be written: it is a {'folder' if is_file else 'file'}")
+    taken = place.exists() if is_file else place.is_dir() and any(place.iterdir())
+    if taken and not overwrite:
+        raise FedtailorError(
+            f"{place} exists already: choose another name, or replace it with --overwrite (overwrite=True)"
+        )
+    above = next(each for each in (place, *place.absolute().parents) if each.is_dir())
+    try:
+        with TemporaryFile(dir=above):  # asked of the system itself, which knows more than permissions
+            pass
+        if place.is_file():
+            place.open("ab").close()
+        elif any(each.exists() and not each.is_dir() for each in place.absolute().parents):
+            raise NotADirectoryError(errno.ENOTDIR, "a folder on the way is a file")
+    except OSError as error:
+        raise FedtailorError(f"{place} cannot be written: {error.strerror or error}") from error
 
 
 def write_report(
     runs: Sequence[Path], place: Path, target: float | None = None, form: Format = "html"
 ) -> None:
     """Read the runs and write the report."""
+    from fedtailor.report.folders import read_runs
+    from fedtailor.report.panels.all_panels import all_panels
+
     if form in ("html", "png"):
         require_charts()
     records = read_runs(runs)

@@ -20,13 +20,14 @@ from fedtailor.fleet import Fleet, Tier
 from fedtailor.importing import import_path_of
 from fedtailor.method import Method
 from fedtailor.methods.registry import name_of
+from fedtailor.objective import OWN, Objective
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
 
 Words = dict[str, Any]
 
 
-def called(setup: Setup, module: Any, data: Any) -> Words:
+def called(setup: Setup, module: Any, data: Any, learnt: Words) -> Words:
     """What ``train`` was given; None for what only an object can say."""
     method = setup.method
     settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.name != "local"}
@@ -38,6 +39,7 @@ def called(setup: Setup, module: Any, data: Any) -> Words:
         "fleet": _fleet_words(setup.fleet),
         "settings": _plain(dataclasses.asdict(setup.settings)),
         "seed": setup.seeds.root,
+        **learnt,
         "examples": _examples_words(setup.data),
     }
 
@@ -67,6 +69,13 @@ def fleet_of(words: Words) -> Fleet:
 def rounds_of(words: Words) -> RoundSettings:
     """The settings of the rounds of a call."""
     return validated(RoundSettings, words["settings"], "")
+
+
+def objective_of(words: Words) -> Objective:
+    """What was learnt; of a loss or metrics of one's own nothing is known, and nothing needs them any more."""
+    learnt = words["objective"]
+    task = learnt["task"] if learnt["task"] != OWN.name else None
+    return Objective.of(task, learnt["loss"], learnt["metrics"])
 
 
 def stand_in(words: Words) -> FederatedData:

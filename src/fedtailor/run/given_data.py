@@ -36,6 +36,12 @@ WHAT_TO_PASS = (
 OWN = "own data"
 
 
+def validation_of(given: Any) -> Any:
+    """The share that is kept back to choose by, where the data comes with settings that say so."""
+    table = given if isinstance(given, Mapping) and "dataset" in given else {}
+    return table.get("validation", "auto")
+
+
 def read_once(given: Any) -> Any:
     """The same data, read: what ``federated`` then spreads over clients, once for every seed."""
     if isinstance(given, FederatedData | Dataset | str | Path):

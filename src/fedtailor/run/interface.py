@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.config import RunConfig, load_config
-from fedtailor.elasticity.front_door import elastic
 from fedtailor.engines.opening import open_engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
-from fedtailor.objective import Loss, Metric, Objective
+from fedtailor.objective import Loss, Metric
 from fedtailor.progress import showing
 from fedtailor.record import RoundRecord
 from fedtailor.run.arguments import (
@@ -24,18 +23,14 @@ from fedtailor.run.arguments import (
     fleet_of,
     folder_of,
     method_with,
-    module_of,
-    rounds_of,
     run_settings,
 )
 from fedtailor.run.call import called
-from fedtailor.run.choosing import Share, checked_share, share_for
+from fedtailor.run.choosing import Share
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
-from fedtailor.run.given_data import federated
-from fedtailor.run.learning import report_what_is_known
+from fedtailor.run.making import Learnt, make_setup
 from fedtailor.run.result import Run
-from fedtailor.run.setup import pick_device, prepare, prepare_config, torch_threads
-from fedtailor.seeds import Seeds
+from fedtailor.run.setup import prepare_config, torch_threads
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
 from fedtailor.server.setup import Setup
@@ -93,28 +88,32 @@ def train(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
         stopping=stopping, engine=engine, checkpoint=checkpoint,
     )  # fmt: skip
-    seeds, chosen_device, objective = (
-        Seeds(settings.seed),
-        pick_device(device),
-        Objective.of(task, loss, metrics),
-    )
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
-    held = federated(data, seeds).to(chosen_device)
-    for notice in held.notices if isinstance(data, str | Path) else held.findings:
-        warnings.warn(notice, stacklevel=2)
-    held = held.with_validation(share_for(checked_share(validation), settings.stopping, chosen), seeds)
-    built = module_of(module, held, seeds).to(chosen_device)
-    model = elastic(built, held.example(), objective=objective)
-    if metrics is None:
-        report_what_is_known(model)
-    setup = prepare(chosen, model, held, devices, rounds_of(settings, clients_per_round, held), seeds)
-    origin = Origin(settings.threads, call=called(setup, module, data))
-    if path is None:
-        return _shown(setup, origin, on_round, progress)
-    again = resume and path.exists()
-    with Journal.open(path) if again else Journal.create(path, texts_of(setup, origin)) as journal:
-        journal.begin(fingerprint_of(setup, origin), settings.checkpoint, setup.start, setup.device)
-        return _shown(setup, origin, on_round, progress, journal)
+    learnt = Learnt(task, loss, metrics, validation)
+    with showing(chosen.name, settings.rounds, progress) as show:
+        setup = make_setup(module, data, devices, chosen, settings, clients_per_round, learnt, device)
+        share = learnt.share(data, settings.stopping, chosen)
+        origin = Origin(settings.threads, call=called(setup, module, data, learnt.words(share)))
+        if path is None:
+            return _start(setup, origin, both(show, on_round))
+        again = resume and path.exists()
+        with Journal.open(path) if again else Journal.create(path, texts_of(setup, origin)) as journal:
+            journal.begin(fingerprint_of(setup, origin), settings.checkpoint, setup.start, setup.device)
+            if show is not None:
+                show.count(journal.history)
+            return _start(setup, origin, both(show, on_round), journal)
+
+
+def both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
+    """Tell two of a round."""
+    if first is None or second is None:
+        return first or second
+
+    def tell(record: RoundRecord) -> None:
+        first(record)
+        second(record)
+
+    return tell
 
 
 def run_config(
@@ -191,22 +190,3 @@ def _start(
     if journal is not None:
         journal.finish(at, run.write)
     return run
-
-
-def _shown(
-    setup: Setup,
-    origin: Origin,
-    on_round: OnRound | None,
-    wanted: bool | None,
-    journal: Journal | None = None,
-) -> Run:
-    """Run the rounds that are left, and show how they go."""
-    earlier = journal.history if journal is not None else ()
-    with showing(setup.method.name, setup.settings.rounds, wanted, earlier) as show:
-        both = [each for each in (show, on_round) if each is not None]
-
-        def tell(record: RoundRecord) -> None:
-            for each in both:
-                each(record)
-
-        return _start(setup, origin, tell if both else None, journal)

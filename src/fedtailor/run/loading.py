@@ -85,7 +85,9 @@ def _from_call(folder: Path, words: call.Words, hand: AtHand) -> tuple[Setup, bo
             f"{folder}: its data was prepared (normalised) for the model, and only the data knows how; "
             "pass it: Run.load(folder, data=...)"
         )
-    data = federated(given, seeds) if given is not None else call.stand_in(words)
+    data = call.stand_in(words)
+    if given is not None:
+        data = federated(given, seeds).with_validation(words["validation"], seeds)
     data = data.to(device)
     method = _method(folder, words, hand)
     model = _model(folder, words, hand, data, seeds)
@@ -105,18 +107,19 @@ def _method(folder: Path, words: call.Words, hand: AtHand) -> Method:
 def _model(folder: Path, words: call.Words, hand: AtHand, data: FederatedData, seeds: Seeds) -> ElasticModel:
     """The module that is at hand, or one from where the folder says that its class lies, traced."""
     if hand.module is not None:
-        return _traced(hand.module, data, seeds)
+        return _traced(hand.module, words, data, seeds)
     advice = "pass the module, with any weights: Run.load(folder, module=Net(...))"
     if words["module"] is None:
         raise FedtailorError(f"{folder}: only its module knows of which layers it is made; {advice}")
     try:
-        return _traced(words["module"], data, seeds)
+        return _traced(words["module"], words, data, seeds)
     except FedtailorError as error:
         raise FedtailorError(f"{folder}: {error}; {advice}") from error
 
 
-def _traced(module: ModuleLike, data: FederatedData, seeds: Seeds) -> ElasticModel:
-    return elastic(module_of(module, data, seeds).to(data.train.device), data.example())
+def _traced(module: ModuleLike, words: call.Words, data: FederatedData, seeds: Seeds) -> ElasticModel:
+    built = module_of(module, data, seeds).to(data.train.device)
+    return elastic(built, data.example(), objective=call.objective_of(words))
 
 
 def _refuse_another_model(folder: Path, saved: Fingerprint, now: Fingerprint, there: bool) -> None:

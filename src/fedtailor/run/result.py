@@ -23,7 +23,7 @@ from fedtailor.fleet import Fleet
 from fedtailor.messages import Deployed, ServerState
 from fedtailor.method import Method
 from fedtailor.record import RoundRecord, headline
-from fedtailor.report.export import form_of, write_report
+from fedtailor.report.export import check_place, format_of, write_report
 from fedtailor.run.arguments import MethodLike, ModuleLike
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.html import run_html
@@ -225,9 +225,12 @@ class Run:
                     journal.save(kept[record.round])
             journal.finish(end, self.write)
 
-    def report(self, path: Path | str = "report.html", *, target: float | None = None) -> Path:
+    def report(
+        self, path: Path | str = "report.html", *, target: float | None = None, overwrite: bool = False
+    ) -> Path:
         """Write the report: one page that opens offline; ``report.md`` writes text. Needs the extra ``report``."""
-        place, form = Path(path), form_of(path)
+        place, form = Path(path), format_of(None, Path(path))
+        check_place(place, form, overwrite)
         if self.folder is not None:
             write_report([self.folder], place, target, form)
             return place

@@ -111,9 +111,8 @@ def prepare(
         setup = _fitted(method, model, data, fleet, settings, seeds)
         if not fleet.dynamic:
             count = min(settings.clients_per_round, len(setup.clients(0)))
-            setup = dataclasses.replace(
-                setup, settings=dataclasses.replace(settings, clients_per_round=count)
-            )
+            settled = dataclasses.replace(setup.settings, clients_per_round=count)
+            setup = dataclasses.replace(setup, settings=settled)
     check_workers(method, model, data, settings.engine)
     return setup
 
@@ -132,9 +131,7 @@ def _fitted(
     setup = Setup.of(method, model, data, fleet, settings, seeds)
     for tier in fleet.tiers:
         method.cut_for(setup.start.state, tier.budget, model)
-    if (
-        type(method).select is not Method.select
-    ):  # what a client holds is no cut of its budget: ask for that too
+    if type(method).select is not Method.select:  # what a client holds may be no cut of its budget
         state = method.begin(setup.start.state, model)
         for tier in fleet.tiers:
             client = Client(0, tier.name, tier.budget, int(data.sizes[0]))
@@ -149,7 +146,7 @@ def able_to_run(
 
     def misfit(tier: Tier) -> TooSmallError | None:
         try:
-            _fitted(method, model, data, Fleet((tier,)), RoundSettings(), seeds)
+            _fitted(method, model, data, Fleet((tier,)), RoundSettings(evaluate_every=1), seeds)
         except TooSmallError as error:
             return error
         return None

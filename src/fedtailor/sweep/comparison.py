@@ -21,7 +21,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.record import headline
 from fedtailor.report.amounts import size
 from fedtailor.report.comparison import comparison_data, comparison_tables
-from fedtailor.report.export import form_of, write_report
+from fedtailor.report.export import check_place, format_of, write_report
 from fedtailor.report.fairness import allowed_by, fairness_data
 from fedtailor.report.rules import unequal_rules
 from fedtailor.report.tables import join_by_tier, spread
@@ -98,10 +98,10 @@ class Comparison:
             for tier, metrics in last_evaluation(records).items()
         ]
 
-    def report(self, path: Path | str = "report.html") -> Path:
+    def report(self, path: Path | str = "report.html", *, overwrite: bool = False) -> Path:
         """Write the report: one page that opens offline; ``report.md`` writes text. Needs the extra ``report``."""
-        place = Path(path)
-        form = form_of(place)
+        place, form = Path(path), format_of(None, Path(path))
+        check_place(place, form, overwrite)
         if self.folder is not None:
             write_report([self.folder], place, self.target, form)
             return place

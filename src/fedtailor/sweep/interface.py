@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,11 +17,23 @@ from fedtailor.fleet import Fleet
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 from fedtailor.progress import showing
-from fedtailor.record import RoundRecord
-from fedtailor.run.arguments import FleetLike, MethodLike, ModuleLike, fleet_of, method_table, method_with
+from fedtailor.run.arguments import (
+    FleetLike,
+    MethodLike,
+    ModuleLike,
+    fleet_of,
+    folder_of,
+    method_table,
+    method_with,
+    rounds_of,
+    run_settings,
+)
 from fedtailor.run.given_data import read_once
-from fedtailor.run.interface import OnRound, train
+from fedtailor.run.interface import both, train
+from fedtailor.run.making import Learnt, make_setup
 from fedtailor.run.result import Run
+from fedtailor.run.setup import prepare
+from fedtailor.storage.run_folder import CALL
 from fedtailor.sweep.comparison import Comparison
 from fedtailor.sweep.plan import (
     check_preset,
@@ -63,34 +76,25 @@ def compare(
     require(whole and seeds >= 1, "seeds", seeds, "a whole number, at least 1")
     devices, first = fleet_of(fleet), settings.pop("seed", 0)
     planned = list(_planned(methods, devices, settings, range(first, first + seeds)))
-    place = None if folder is None else Path(folder)
+    place = folder_of(folder)
     if place is not None:
         write_plan(place, place.name, [each.entry for each in planned])
     held = read_once(data)
+    settings = {**settings, **_alike(module, held, devices, planned, place, settings)}
     wanted, asked = settings.pop("progress", None), settings.pop("on_round", None)
     done: list[tuple[Planned, Run]] = []
     for each in planned:
         with showing(each.title, each.method.local.rounds or 0, wanted) as show:
             saved = {} if place is None else {"folder": place / each.folder, "resume": True}
-            told = {"on_round": _both(show, asked), "progress": False, "seed": each.seed}
+            told = {"on_round": both(show, asked), "progress": False, "seed": each.seed}
             run = train(module, held, devices, each.method, **{**settings, **told, **saved, "training": None})
         done.append((each, run))
     return Comparison([(p.variant, p.seed, p.tier, run) for p, run in done], place, target)
 
 
-def _both(show: OnRound | None, asked: OnRound | None) -> OnRound | None:
-    if show is None or asked is None:
-        return show or asked
-    first, second = show, asked
-
-    def tell(record: RoundRecord) -> None:
-        first(record)
-        second(record)
-
-    return tell
-
-
 NOT_SETTINGS = ("module", "data", "fleet", "method", "folder", "resume")
+COMMON = ("rounds", "clients_per_round", "evaluate_every", "stopping", "engine", "threads", "checkpoint")
+LEARNT = ("task", "loss", "metrics", "validation")
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,37 @@ class Planned:
         return {
             "folder": self.folder, "variant": self.variant, "cell": {}, "seed": self.seed, "tier": self.tier
         }  # fmt: skip
+
+
+def _alike(
+    module: ModuleLike,
+    data: Any,
+    fleet: Fleet,
+    planned: Sequence[Planned],
+    place: Path | None,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What all runs share where nothing is said: examples that are kept back to choose by, and when is evaluated.
+
+    A run that is there already decides how often; else the one that can afford the fewest evaluations.
+    """
+    common = run_settings(**{key: settings.get(key) for key in COMMON}, seed=planned[0].seed)
+    learnt = Learnt(**{key: settings[key] for key in LEARNT if key in settings})
+    share = max(learnt.share(data, common.stopping, each.method) for each in planned)
+    if common.evaluate_every != "auto":
+        return {"validation": share}
+    for each in planned:
+        file = place / each.folder / CALL if place is not None else Path()
+        if file.is_file():
+            every = json.loads(file.read_text(encoding="utf-8"))["settings"]["evaluate_every"]
+            return {"validation": share, "evaluate_every": every}
+    asked, device = settings.get("clients_per_round"), settings.get("device", "auto")
+    learnt = dataclasses.replace(learnt, validation=share)
+    base = make_setup(module, data, fleet, planned[0].method, common, asked, learnt, device)
+    rounds = rounds_of(common, asked, base.data)
+    methods = {each.variant + each.tier: each.method for each in planned}.values()
+    found = [prepare(method, base.model, base.data, fleet, rounds, base.seeds) for method in methods]
+    return {"validation": share, "evaluate_every": max(int(each.settings.evaluate_every) for each in found)}
 
 
 def _planned(
