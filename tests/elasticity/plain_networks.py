@@ -38,7 +38,7 @@ NETWORKS: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]
     "preresnet18": (IMAGE, 10, (3, 16, 16), SMALL_RESNET),
     "resnet18": (IMAGE, 10, (3, 16, 16), SMALL_RESNET),
     "resnet50": (IMAGE, 10, (3, 16, 16), SMALL_RESNET),
-    "text-classifier": (TEXT, 86, (6,), {"vocabulary": 20, "hidden": 12, "reader": "gru"}),
+    "text-classifier": (TEXT, 86, (6,), {"vocabulary": 86, "hidden": 12, "reader": "gru"}),
     "transformer": (TEXT, 86, (6,), {"embedding": 16, "heads": 2, "hidden": 32}),
     "vgg9": (IMAGE, 10, (3, 8, 8), {"channels": (4, 4, 6, 6, 8, 8), "hidden": (12, 12)}),
     "vit": (IMAGE, 10, (1, 28, 28), {"embedding": 16, "heads": 2, "hidden": 32, "depth": 2}),

@@ -232,7 +232,7 @@ def test_a_name_that_is_taken_is_refused_and_says_by_whom():
     ):
         register("fedavg")(Mine)
     assert get_method("fedavg") is FedAvg
-    assert Mine.name == ""
+    assert Mine.name == "Mine"
 
 
 def test_a_class_of_the_same_name_from_elsewhere_is_a_duplicate_too():
