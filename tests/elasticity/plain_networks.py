@@ -115,7 +115,7 @@ def positions(model: ElasticModel) -> dict[str, int]:
                 found[path] = output.shape[2] * output.shape[3]
             elif isinstance(layer, nn.Linear):
                 found[path] = output[0, ..., 0].numel()
-            elif isinstance(layer, nn.LSTM | Attention):
+            elif isinstance(layer, nn.LSTM | nn.GRU | Attention):
                 found[path] = inputs[0].shape[1]
 
         return hook
