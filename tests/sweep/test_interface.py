@@ -94,6 +94,7 @@ def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_all_are_evaluated_after_the_same_rounds_and_keep_back_the_same_examples(tmp_path):
     settings = {"rounds": 4, "engine": {"workers": 0}, "training": {"epochs": 9}}
     methods = ["heterofl", "fedavg:width=1/4"]
