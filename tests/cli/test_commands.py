@@ -127,6 +127,7 @@ def test_compare_runs_each_method_once_and_skips_finished_ones(folder, monkeypat
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
+@pytest.mark.slow
 def test_one_model_per_tier_is_one_row(folder, monkeypatch, capsys):
     """FjORD's baseline: each tier's figures come from the run of its own width, the costs are those of all runs."""
     words = (
@@ -188,6 +189,7 @@ def test_compare_says_which_method_was_given_more(folder, monkeypatch, capsys):
     assert f"Unequal budgets, per client and round: {first}" in shown
 
 
+@pytest.mark.slow
 def test_compare_says_nothing_about_budgets_that_are_equal(folder, monkeypatch, capsys):
     methods = "heterofl:norm=averaged,fedrolex:norm=averaged"
     assert call(monkeypatch, "compare", "small.toml", "--methods", methods) == 0

@@ -70,6 +70,7 @@ class OneSize(torch.nn.Module):
         return self.head(torch.cat([pooled.relu(), self.token.expand(len(x), -1)], dim=1))
 
 
+@pytest.mark.slow
 def test_workers_run_the_graph_that_stands_in_for_a_module_of_one_size():
     torch.manual_seed(0)
     module = OneSize()

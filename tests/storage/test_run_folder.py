@@ -582,6 +582,7 @@ def test_run_says_how_to_go_on_with_a_folder_that_exists(interrupted, tmp_path, 
     assert f"`fedtailor resume {interrupted}`" in capsys.readouterr().err.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_compare_goes_on_with_an_interrupted_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.toml").write_text(
