@@ -5,14 +5,18 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import meets
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.messages import ServerState
+from fedtailor.errors import FedtailorError
+from fedtailor.messages import Client, ServerState
 from fedtailor.method import Method
 from fedtailor.methods.registry import register
 
@@ -25,6 +29,7 @@ class FedAvg(Method):
     honours: ClassVar[frozenset[str] | None] = None  # everyone trains the same, whatever the budget
 
     width: WidthLike = 1
+    only_able: bool = False  # clients whose budget does not pay for the network take no part
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,3 +38,24 @@ class FedAvg(Method):
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The same for every budget: FedAvg has no sub-models, so a large device gets no more than a small one."""
         return prefix(model.groups, as_width(self.width), self.align)
+
+    def participants(
+        self, state: ServerState, clients: Sequence[Client], model: ElasticModel
+    ) -> Sequence[Client]:
+        """Everyone, or those who can train the network: what its owner has without sub-models."""
+        if not self.only_able:
+            return clients
+        network = self.cut_for(state, Budget(), model)
+
+        @cache  # clients share few budgets
+        def pays(budget: Budget) -> bool:
+            wide = budget.width is None or as_width(self.width) <= as_width(budget.width)
+            return wide and meets(model.costs, network, budget, self.workload)
+
+        able = [client for client in clients if pays(client.budget)]
+        if not able:
+            raise FedtailorError(
+                f"method.only_able: no client's budget pays for the network of method.width = {self.width}; "
+                "set a smaller width"
+            )
+        return able

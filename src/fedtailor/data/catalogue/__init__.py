@@ -2,6 +2,7 @@
 
 from fedtailor.data.catalogue import cifar as cifar
 from fedtailor.data.catalogue import digits as digits
+from fedtailor.data.catalogue import embedded as embedded
 from fedtailor.data.catalogue import femnist as femnist
 from fedtailor.data.catalogue import mnist as mnist
 from fedtailor.data.catalogue import shakespeare as shakespeare
