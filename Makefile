@@ -1,6 +1,7 @@
 # make demo   install and run the main job on embedded data (about a minute after installation)
 # make test   install what the tests need and run them; COVERAGE=1 measures coverage, which takes half as long again
 # make test-browser   the report in headless Chromium; says how to get one where there is none
+# make docs   the documentation as a site: site/index.html
 # make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-browser lint format clean
+.PHONY: demo docs test test-slow test-browser lint format clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +36,14 @@ $(VENV)/.browser: $(VENV)/.development
 test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/browser
 
+$(VENV)/.docs: $(VENV)/.runtime
+	$(PIP) --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo site/index.html
+
 lint: $(VENV)/.development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,4 +54,4 @@ format: $(VENV)/.development
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

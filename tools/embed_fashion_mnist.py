@@ -43,7 +43,12 @@ def chosen(folder: Path) -> dict[str, np.ndarray]:
     """The arrays of the embedded file, from the published ones."""
     x_train, y_train, x_test, y_test = published(folder)
     train, test = first_of_each_class(y_train, TRAIN), first_of_each_class(y_test, TEST)
-    return {"x_train": x_train[train], "y_train": y_train[train], "x_test": x_test[test], "y_test": y_test[test]}
+    return {
+        "x_train": x_train[train],
+        "y_train": y_train[train],
+        "x_test": x_test[test],
+        "y_test": y_test[test],
+    }
 
 
 def main() -> None:

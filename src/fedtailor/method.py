@@ -54,8 +54,8 @@ class Method:
     )  # settings that a fair comparison keeps equal
 
     local: LocalTraining = LocalTraining()
-    norm: Policy = "averaged"
-    weighting: Literal["samples", "count"] = "samples"
+    norm: Policy = "averaged"  # what happens to the running statistics of norm layers
+    weighting: Literal["samples", "count"] = "samples"  # clients count by their examples, or all alike
     align: int = 1  # round widths up to a multiple, for hardware that likes 8 or 16
 
     def __init_subclass__(cls) -> None:

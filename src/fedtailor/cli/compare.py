@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
     from fedtailor.record import RoundRecord
-    from fedtailor.sweep.plan import Plan, PlannedRun
+    from fedtailor.sweep.plan import Cell, Plan, PlannedRun
 
 AGAIN = "the same command"
 
@@ -117,7 +117,7 @@ def _say_what_the_data_is(plan: Plan) -> None:
 
 
 def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
-    from fedtailor.report.comparison import comparison_data, comparison_tables
+    from fedtailor.report.comparison import comparison_data, comparison_tables, gains_and_losses
     from fedtailor.report.fairness import fairness_data
     from fedtailor.sweep.results import group_allowed, group_results
 
@@ -135,7 +135,7 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
     for cell, each in results.items():
         chosen = "".join(f", {key}={value}" for key, value in cell)
         title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
-        for part in comparison_tables(title, each, target):
+        for part in comparison_tables(title, each, target, allowed[cell]):
             console.print(part)
         _show_unequal(fairness[cell]["unequal"], fairness[cell]["not_recorded"])
     for sentence in plan_rules(plan):
@@ -143,6 +143,16 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
     console.print(f"Files: {plan.folder}/", markup=False)
     if report is not None:
         console.print(f"Report: {report}", markup=False)
+    for cell, each in results.items():
+        _show_gains(cell, gains_and_losses(each, allowed[cell]))
+
+
+def _show_gains(cell: Cell, sentences: Iterable[str]) -> None:
+    """The end: what devices gain and lose with the first method."""
+    if cell:
+        console.print(", ".join(f"{key}={value}" for key, value in cell), markup=False)
+    for sentence in sentences:
+        console.print(sentence, markup=False, highlight=False)
 
 
 def _show_unequal(unequal: Sequence[str], not_recorded: Sequence[str]) -> None:

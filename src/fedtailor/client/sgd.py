@@ -37,17 +37,29 @@ class LocalTraining:
     """How a client trains: SGD, its schedule over the rounds, and how long."""
 
     lr: float = 0.1
+    """The learning rate of SGD at the start."""
     momentum: float = 0.0
+    """Of SGD; it starts from zero in every round."""
     nesterov: bool = False
+    """Nesterov's momentum."""
     weight_decay: float = 0.0
+    """Added to the gradient, times the weights."""
     batch_size: int = 32
+    """Examples of a step."""
     epochs: int = 1
-    steps: int | None = None  # a fixed number of steps instead of epochs, the same for every client
-    clip_norm: float = math.inf  # largest gradient norm; inf does not clip
-    proximal: float = 0.0  # FedProx's mu: adds mu / 2 * |w - w_round|^2 to the loss of any method
+    """How often a client goes through its examples in a round."""
+    steps: int | None = None
+    """A fixed number of steps instead of epochs, the same for every client."""
+    clip_norm: float = math.inf
+    """Largest gradient norm; inf does not clip."""
+    proximal: float = 0.0
+    """FedProx's mu: adds mu / 2 * |w - w_round|^2 to the loss of any method."""
     schedule: Literal["constant", "steps", "cosine", "exponential"] = "constant"
-    milestones: tuple[float, ...] = (0.5, 0.75)  # of ``steps``: rounds, or shares of all rounds below 1
-    gamma: float = 0.1  # the factor at a milestone, or per round (``exponential``)
+    """How the learning rate falls over the rounds."""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """Of schedule = "steps": rounds, or shares of all rounds below 1."""
+    gamma: float = 0.1
+    """The factor at a milestone, or per round (exponential)."""
     rounds: int | None = None  # all rounds of the run; set by the run itself
 
     def __post_init__(self) -> None:

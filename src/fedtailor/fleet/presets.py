@@ -24,14 +24,15 @@ class FleetSettings:
     """The fleet of a run."""
 
     name: str = "uniform-5"
-    capacity: Literal["static", "dynamic"] = (
-        "static"  # dynamic: every client's tier is redrawn in every round
-    )
-    drop_scale: float | None = None  # of uniform-k: below 1, more devices are of the top tier
-    tiers: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # your own: name, share, and limits such as width or macs
-    too_small: TooSmall = "refuse"  # skip: go on without devices that no piece of the model fits
+    """A fleet by name: uniform-5, a1-b1-c1-d1-e1, flops-0.04-0.64, high, low, two-25-75, equal or full-5."""
+    capacity: Literal["static", "dynamic"] = "static"
+    """dynamic: every client's tier is redrawn in every round."""
+    drop_scale: float | None = None
+    """Of uniform-k: below 1, more devices are of the top tier."""
+    tiers: list[dict[str, Any]] = field(default_factory=list)
+    """Your own: name, share, and limits such as width or macs."""
+    too_small: TooSmall = "refuse"
+    """skip: go on without devices that no piece of the model fits."""
 
     def __post_init__(self) -> None:
         choices = ("static", "dynamic")

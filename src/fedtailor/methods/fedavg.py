@@ -28,7 +28,7 @@ class FedAvg(Method):
 
     honours: ClassVar[frozenset[str] | None] = None  # everyone trains the same, whatever the budget
 
-    width: WidthLike = 1
+    width: WidthLike = 1  # share of every layer's channels, the same for all
     only_able: bool = False  # clients whose budget does not pay for the network take no part
 
     def __post_init__(self) -> None:

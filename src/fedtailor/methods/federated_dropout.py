@@ -47,7 +47,7 @@ class FederatedDropout(Method):
     norm: Policy = "static"
     keep: WidthLike = 0.5  # share of the units of every layer that a client trains
     mask: Literal["round", "client"] = "client"  # one draw for all clients of a round, or one for each
-    scaling: Scaling = "none"
+    scaling: Scaling = "none"  # where dropped units are made up for: none, train or eval
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +104,7 @@ class EFD(FederatedDropout):
 
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS
 
-    global_width: WidthLike = 1
+    global_width: WidthLike = 1  # the width of the global model; efd trains one for each
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,7 +38,7 @@ class FedRolex(HeteroFL):
 
     policies: ClassVar[tuple[Policy, ...]] = ("averaged", "static")  # a window has no width of its own
 
-    phase: Literal["lockstep", "independent"] = "lockstep"
+    phase: Literal["lockstep", "independent"] = "lockstep"  # whether all layers roll together
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,7 +44,7 @@ class SplitMix(Method):
 
     policies: ClassVar[tuple[Policy, ...]] = ("averaged",)  # each base tracks statistics of its own
 
-    base: WidthLike = 0.125
+    base: WidthLike = 0.125  # the width of each network; 1 over a whole number
     scaler: bool = False  # multiply layer outputs by 1 / base in training, and only there
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ def summary_of(name: str) -> str:
     >>> summary_of("mlp")
     'Multilayer perceptron with ReLU.'
     """
-    return (_find(name).__doc__ or "").strip().partition("\n")[0]
+    return (builder_of(name).__doc__ or "").strip().partition("\n")[0]
 
 
 def build_model(
@@ -81,7 +81,7 @@ def build_model(
     signature has them. ``symbols``, how many different tokens a text may hold, is its ``vocabulary``, if it has such
     and no option says otherwise.
     """
-    builder = _find(name)
+    builder = builder_of(name)
     name = name if isinstance(name, str) else getattr(name, "__qualname__", type(name).__qualname__)
     if name in _builders:
         num_classes = whole("num_classes", num_classes)
@@ -96,7 +96,7 @@ def build_model(
     return module
 
 
-def _find(name: str | Builder) -> Builder:
+def builder_of(name: str | Builder) -> Builder:
     """The builder behind a registered name, an import path or a package's entry point; or the builder itself."""
     if not isinstance(name, str):
         return _checked(getattr(name, "__qualname__", type(name).__qualname__), name)

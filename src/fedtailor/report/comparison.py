@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.charts.grouping import percent
-from fedtailor.record import headline
+from fedtailor.record import headline, less_is_better
 from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
-from fedtailor.report.differences import Difference, judged, paired, what_seeds_can_tell
+from fedtailor.report.differences import Difference, gained, judged, paired, what_seeds_can_tell
+from fedtailor.report.fairness import Allowed, cannot_run
 from fedtailor.report.tables import comparison_rows, comparison_table, method_column, shown, totals
 from fedtailor.report.targets import (
     REACHED,
@@ -99,13 +100,43 @@ def comparison_data(results: Results, per_cent: float | None = None) -> dict[str
     return answer
 
 
-def comparison_tables(title: str, results: Results, per_cent: float | None = None) -> Iterator[Table | Text]:
-    """For a terminal."""
+def comparison_tables(
+    title: str,
+    results: Results,
+    per_cent: float | None = None,
+    allowed: Mapping[str, Allowed] | None = None,
+) -> Iterator[Table | Text]:
+    """For a terminal; ``allowed``: what budgets allow, for each method."""
     metric, target = target_of(results, per_cent)
-    yield comparison_table(title, results)
+    yield comparison_table(title, results, out_of_reach(results, allowed or {}))
     yield _cost_table(results, target, metric)
     if len(results) > 1:
         yield from _difference_table(results, metric)
+
+
+def out_of_reach(results: Results, allowed: Mapping[str, Allowed]) -> dict[str, list[str]]:
+    """For each method the tiers that cannot run what they were evaluated on."""
+    return {method: cannot_run(runs, allowed.get(method, {})) for method, runs in results.items()}
+
+
+def gains_and_losses(results: Results, allowed: Mapping[str, Allowed]) -> Iterator[str]:
+    """In words: what every tier gains and loses with the first method instead of each of the others."""
+    first, *others = results
+    ends = {method: [last_evaluation(records) for records in runs] for method, runs in results.items()}
+    beyond, metric = out_of_reach(results, allowed), headline(ends[first][0])
+    factor, unit = percent(metric), f" points of {metric}" if percent(metric) > 1 else ""
+    factor = -factor if less_is_better(metric) else factor
+    for other in others:
+        yield f"With {first} instead of {other}{'' if unit else f' ({metric})'}:"
+        tiers = [tier for tier in ends[first][0] if all(tier in end for end in ends[other])]
+        served = [tier for tier in tiers if tier in beyond[other] and tier not in beyond[first]]
+        if served:
+            yield f"  {', '.join(served)}: a network that fits, where {other} has none"
+        for tier in tiers:
+            if tier in (*beyond[first], *beyond[other]):
+                continue
+            pairs = zip(ends[first], ends[other], strict=True)
+            yield f"  {tier}: {gained([factor * (a[tier][metric] - b[tier][metric]) for a, b in pairs], unit)}"
 
 
 def _cost_table(results: Results, target: float | None, metric: str) -> Table:

@@ -127,3 +127,20 @@ def what_seeds_can_tell(seeds: int, found: Iterable[Difference] = (), points: bo
         number = f"{needed}" if needed is not None else f"more than {MOST_SEEDS}"
         text += f" At the spread seen here, telling a difference of one point takes {number} seeds (4 times out of 5)."
     return text
+
+
+def gained(values: Sequence[float], unit: str) -> str:
+    """What one class of devices gains, seed by seed, in words; ``unit`` follows the number.
+
+    >>> gained([5.1, 4.0, 4.4], " points"), gained([-0.4, -1.2], " points")
+    ('gains 4.5 points (4.0 to 5.1 over 3 seeds)', 'loses 0.8 points (0.4 to 1.2 over 2 seeds)')
+    >>> gained([-0.4, 0.9, 0.1], " points")
+    'gains or loses with the seed (-0.4 to +0.9 points)'
+    """
+    digits = 1 if unit else 3
+    low, high, mean = min(values), max(values), abs(statistics.mean(values))
+    if low <= 0 <= high:
+        return f"gains or loses with the seed ({low:+.{digits}f} to {high:+.{digits}f}{unit})"
+    verb, low, high = ("gains", low, high) if low > 0 else ("loses", -high, -low)
+    seeds = f" ({low:.{digits}f} to {high:.{digits}f} over {len(values)} seeds)" if len(values) > 1 else ""
+    return f"{verb} {mean:.{digits}f}{unit}{seeds}"

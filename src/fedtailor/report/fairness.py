@@ -112,6 +112,16 @@ def fairness_data(results: Results, allowed: Mapping[str, Allowed]) -> dict[str,
     }
 
 
+def cannot_run(runs: Sequence[Records], allowed: Allowed) -> list[str]:
+    """The tiers that were evaluated on a network for which their budget does not pay."""
+    last = next(record for record in reversed(runs[0]) if record.tiers)
+    return [
+        tier
+        for tier, cost in last.deployed.items()
+        if any(cost.get(limit, 0) > (1 + TOLERANCE) * most for limit, most in allowed.get(tier, {}).items())
+    ]
+
+
 def times(ratio: float) -> str:
     """A ratio for people.
 

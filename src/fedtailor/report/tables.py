@@ -36,13 +36,19 @@ def totals(records: Records) -> dict[str, Any]:
     }
 
 
-def comparison_table(title: str, results: Results) -> Table:
-    """One row per method, one column per tier: the mean over seeds, and the deviation where there are several."""
+def comparison_table(
+    title: str, results: Results, beyond: Mapping[str, Sequence[str]] | None = None
+) -> Table:
+    """One row per method, one column per tier: the mean over seeds, and the deviation where there are several.
+
+    ``beyond``: the tiers, for each method, that cannot run the network that they were evaluated on.
+    """
     first = next(iter(results.values()))
     tiers = last_evaluation(first[0])
     metric = headline(tiers)
     spread_over = ", mean ± deviation over seeds" if len(first) > 1 else ""
-    caption = f"{metric} per tier at the end{spread_over}"
+    brackets = "; (in brackets): more than the tier can run" if any((beyond or {}).values()) else ""
+    caption = f"{metric} per tier at the end{spread_over}{brackets}"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     method_column(table, results)
     for tier in tiers:
@@ -50,7 +56,9 @@ def comparison_table(title: str, results: Results) -> Table:
     table.add_column("sent", justify="right", no_wrap=True)
     for method, runs in results.items():
         ends = [last_evaluation(records) for records in runs]
-        cells = [spread(metric, [end[tier][metric] for end in ends]) for tier in tiers]
+        out_of_reach = (beyond or {}).get(method, ())
+        texts = {tier: spread(metric, [end[tier][metric] for end in ends]) for tier in tiers}
+        cells = [f"({text})" if tier in out_of_reach else text for tier, text in texts.items()]
         sent = statistics.mean(sum(record.spent.bytes for record in records) for records in runs)
         table.add_row(method, *cells, size(sent))
     return table

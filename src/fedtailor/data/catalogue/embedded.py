@@ -13,7 +13,8 @@ from fedtailor.data.partitions import Array
 from fedtailor.data.sources import Dataset, Edition, Source, register
 
 FILE = Path(__file__).parents[1] / "embedded" / "fashion-mnist-8k.npz"
-CONTENT = "sha256:d78a1600a2fefd63ca30a95b26fc45067fd9e85a7ce193093dd82da202e88043"  # of the arrays, whichever program packed them
+# Of the arrays, whichever program packed them; tools/embed_fashion_mnist.py makes them from the published files.
+CONTENT = "sha256:d78a1600a2fefd63ca30a95b26fc45067fd9e85a7ce193093dd82da202e88043"
 
 
 def content_of(arrays: Mapping[str, Array]) -> str:

@@ -51,7 +51,7 @@ class OFAFL(Method):
     pruning: Literal["progressive", "one-shot"] = "progressive"  # one ratio in an event, or all at once
     layerwise: bool = False  # prune every tensor to the ratio by itself instead of all together
     rewind: bool = True  # what survives an event goes back to its value before training
-    trigger: Literal["convergence", "schedule"] = "convergence"
+    trigger: Literal["convergence", "schedule"] = "convergence"  # when the next pruning happens
     tolerance: float = 1e-3  # convergence: the least improvement of the loss, relative to the best one
     patience: int = 3  # convergence: evaluations in a row without it
     first: int = 200  # schedule: the round before which the first event happens
