@@ -24,6 +24,9 @@ def test_wheel_runs_from_a_clean_environment(tmp_path: Path):
     assert "fedtailor/py.typed" in names
     assert "fedtailor/cli/template.toml" in names
     assert "fedtailor/methods/heterofl.md" in names
+    assert "fedtailor/data/embedded/fashion-mnist-8k.npz" in names
+    assert "fedtailor/data/embedded/LICENSE-fashion-mnist" in names
+    assert wheel.stat().st_size < 5_000_000
     assert not [name for name in names if name.startswith("tests")]
 
     environment = tmp_path / "environment"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
@@ -262,3 +262,19 @@ def test_a_new_method_is_found_by_its_name(monkeypatch):
     assert get_method("fed-prox2") is Mine
     assert Mine.name == "fed-prox2"
     assert method_card("fed-prox2") == "What mine does."
+
+
+def test_only_those_who_can_train_the_network_take_part():
+    model, clients = cnn_model(), [client(number, width) for number, width in enumerate((0.2, 1, 0.5, 1))]
+    small = replace(clients[0], id=4, budget=Budget(macs="100"))
+    sparse = replace(small, id=5, budget=Budget(density=0.5))
+    everyone = [*clients, small, sparse]
+
+    def who(method: FedAvg) -> list[int]:
+        return [each.id for each in method.participants(method.init(model), everyone, model)]
+
+    assert who(FedAvg()) == [0, 1, 2, 3, 4, 5]
+    assert who(FedAvg(only_able=True)) == [1, 3]
+    assert who(FedAvg(only_able=True, width=0.5)) == [1, 2, 3]
+    with pytest.raises(FedtailorError, match="method.only_able: no client's budget pays .* method.width = 1;"):
+        FedAvg(only_able=True).participants(FedAvg().init(model), [small], model)

@@ -50,7 +50,8 @@ class FedAvg(Method):
         @cache  # clients share few budgets
         def pays(budget: Budget) -> bool:
             wide = budget.width is None or as_width(self.width) <= as_width(budget.width)
-            return wide and meets(model.costs, network, budget, self.workload)
+            dense = budget.density is None or budget.density == 1
+            return wide and dense and meets(model.costs, network, budget, self.workload)
 
         able = [client for client in clients if pays(client.budget)]
         if not able:
