@@ -276,5 +276,7 @@ def test_only_those_who_can_train_the_network_take_part():
     assert who(FedAvg()) == [0, 1, 2, 3, 4, 5]
     assert who(FedAvg(only_able=True)) == [1, 3]
     assert who(FedAvg(only_able=True, width=0.5)) == [1, 2, 3]
-    with pytest.raises(FedtailorError, match="method.only_able: no client's budget pays .* method.width = 1;"):
+    with pytest.raises(
+        FedtailorError, match="method.only_able: no client's budget pays .* method.width = 1;"
+    ):
         FedAvg(only_able=True).participants(FedAvg().init(model), [small], model)
