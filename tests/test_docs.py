@@ -57,15 +57,27 @@ GIVEN = {
     """,
     "data.md": """
         from pathlib import Path
+        import fedtailor
         from fedtailor.data import Examples, FederatedData
         path = Path("split.safetensors")
         x_train, y_train = torch.randn(20, 3), torch.arange(20) % 2
         x_test, y_test = torch.randn(6, 3), torch.arange(6) % 2
         writers, test_writers = ["ada"] * 12 + ["bob"] * 8, ["ada"] * 6
         tokens, mask, labels = torch.zeros(4, 5).long(), torch.ones(4, 5), torch.zeros(4).long()
+        class Reader(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words, self.answer = nn.Embedding(50, 4), nn.Linear(4, 2)
+            def forward(self, x):
+                return self.answer(self.words(x).mean(1))
+        lines = ['{"text": "what a film", "label": "good"}', '{"text": "so very dull", "label": "bad"}']
+        Path("films.jsonl").write_text("\\n".join(lines * 60))
+        run = fedtailor.train(Reader(), "films.jsonl")
+        small = run.submodel(0.5)
     """,
     "adding-a-method.md": "module, data = small_module(), small_data()",
     "runs.md": "import fedtailor\nmodule, data = small_module(), small_data()",
+    "fleet.md": "import fedtailor\nmodule, data = small_module(), small_data()",
     "choosing-a-method.md": "module, data = small_module(), small_data()",
     "deploying.md": """
         import fedtailor
@@ -111,7 +123,12 @@ def small_train(module: nn.Module, data: FederatedData | str, *args: Any, **sett
     return train(module, small_data(data) if isinstance(data, str) else data, *args, **{**settings, **SMALL})
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+WITH_EXAMPLES = [
+    page for page in PAGES if blocks(page, "python") and page.name != "python.md"
+]  # has a test of its own
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The blocks of a page, one after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
@@ -133,7 +150,9 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name_of)
 def test_settings_are_accepted(page: Path):
     for block in blocks(page, "toml"):
-        make_config(tomllib.loads(block))
+        settings = tomllib.loads(block)
+        if "project" not in settings:  # of a package's pyproject.toml
+            make_config(settings)
 
 
 def commands() -> Iterator[tuple[str, str]]:
