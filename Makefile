@@ -21,7 +21,7 @@ $(VENV)/.development: $(VENV)/.runtime
 	touch $@
 
 demo: $(VENV)/.runtime
-	$(BIN)/fedtailor compare configs/demo.toml --methods heterofl,fedavg:width=1/5 --seeds 2 --report runs/demo/report.html
+	$(BIN)/fedtailor compare configs/demo.toml --methods 'fjord:widths=[0.125,0.5,1],fedavg:width=1/8,fedavg:only_able=true' --seeds 3 --report runs/demo/report.html --overwrite
 
 test: $(VENV)/.development
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not browser' $(if $(COVERAGE),--cov --cov-fail-under=90)

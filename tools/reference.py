@@ -116,7 +116,7 @@ def sections() -> dict[str, type[Any]]:
     hidden: dict[str, type[Any]] = {
         "training": LocalTraining
     }  # read by the method, which has defaults of its own
-    made = {item.name: item.default_factory for item in dataclasses.fields(RunConfig)}
+    made: dict[str, object] = {item.name: item.default_factory for item in dataclasses.fields(RunConfig)}
     known: dict[str, type[Any]] = {
         name: kind for name, kind in made.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }

@@ -51,7 +51,11 @@ def _fleet(run: ReportedRun) -> str:
     told = ", ".join(f"{count} x {name}" for name, count in zip(names, counts, strict=True))
     if len(tiers) > 1 and len(set(counts)) == 1:
         told = f"{len(tiers)} tiers of {_count(counts[0], 'client')} each, {names[0]} to {names[-1]}"
-    return ": ".join(filter(None, (str(run.config.get("fleet", {}).get("name", "")), told)))
+    fleet = run.config.get("fleet", {})
+    name = (
+        "" if fleet.get("tiers") else str(fleet.get("name", ""))
+    )  # tiers of one's own have no name together
+    return ": ".join(filter(None, (name, told)))
 
 
 def _rounds(runs: Runs) -> str:
