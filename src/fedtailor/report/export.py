@@ -173,7 +173,7 @@ def with_series(view: Spec, rows: Sequence[Row]) -> Spec:
     for layer in spec.get("layer", [spec]):
         for channel in ("color", "strokeDash", "shape"):
             given = layer["encoding"].get(channel, {})
-            if given.get("type") == "nominal":
+            if given.get("type") in ("nominal", "ordinal"):
                 names = list(dict.fromkeys(row[given["field"]] for row in rows))
                 given["scale"] = {**given.get("scale", {}), "domain": names}
     return spec

@@ -40,15 +40,15 @@
   }
 
   // A method has one colour, dash and shape in all charts of the page; the legend names those that are drawn.
-  const known = () => [...new Set(Object.values(charts).flatMap((chart) =>
+  const everyMethod = () => [...new Set(Object.values(charts).flatMap((chart) =>
     chart.columns.includes("method") ? distinct(chart, "method") : []))];
-  let methods = known();
+  let methods = everyMethod();
 
   function withSeries(spec, rows) {
     for (const layer of spec.layer ?? [spec]) {
       for (const channel of ["color", "strokeDash", "shape"]) {
         const given = layer.encoding[channel];
-        if (given?.type !== "nominal") continue;
+        if (!["nominal", "ordinal"].includes(given?.type)) continue;
         const here = [...new Set(rows.map((row) => row[given.field]))];
         const all = given.field === "method" ? methods : here;
         const legend = { ...given.legend, values: all.filter((name) => here.includes(name)) };
@@ -192,7 +192,7 @@
           const same = Object.keys(news.charts).every((key) => key in charts);
           if (!same || Object.keys(news.charts).length !== figures.length) return location.reload();
           charts = news.charts;
-          methods = known();
+          methods = everyMethod();
           await drawAll();
         }
       } catch (error) {
