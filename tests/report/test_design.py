@@ -49,6 +49,19 @@ def test_the_facts_are_in_the_header_and_the_winner_is_marked(monkeypatch, panel
     assert winner == "fjord"
 
 
+def test_what_a_tier_cannot_run_stands_in_brackets(tmp_path):
+    place = write_run(tmp_path / "run", "fjord", 0.9, 1, rounds=1)
+    (run,) = read_runs([place])
+    record = replace(run.records[0], deployed={tier: {"macs": 50} for tier in run.records[0].tiers})
+    setup = {
+        "tiers": [{"name": tier, "allowed": {"macs": 10 if tier == "0.2" else 99}} for tier in record.tiers]
+    }
+    panel = next(e for e in all_panels([replace(run, records=[record], setup=setup)]) if e.key == "answer")
+    caption, (row,) = panel.tables[0]
+    assert caption.endswith("; (in brackets): more than the tier can run")
+    assert [name for name, text in row.items() if str(text).startswith("(")] == ["tier 0.2"]
+
+
 def test_methods_have_one_order_in_all_panels_the_best_first(panels):
     best_first = sorted(METHODS, key=METHODS.get, reverse=True)
     found = {each.key: each for each in panels}

@@ -15,10 +15,12 @@ from fedtailor.report.comparison import (
     differences,
     differences_by_tier,
     marked,
+    out_of_reach,
     target_of,
     with_interval,
 )
 from fedtailor.report.differences import what_seeds_can_tell
+from fedtailor.report.fairness import allowed_by
 from fedtailor.report.likeness import NETWORK, differing, settings_of, short_key
 from fedtailor.report.panels.ranking import ended, means, ranked
 from fedtailor.report.tables import shown, spread, totals
@@ -40,7 +42,11 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         results = {variant: results[variant] for variant in methods}
         costs = costs_to_reach(results, target, metric) if target is not None else {}
         sizes = {variant: networks(each[0]) for variant, each in methods.items()}
-        tables.append((_caption("Results", setting, metric, results), _result_rows(results, metric)))
+        beyond = out_of_reach(
+            results, {variant: allowed_by(each[0].setup) for variant, each in methods.items()}
+        )
+        caption = _caption("Results", setting, metric, results, any(beyond.values()))
+        tables.append((caption, _result_rows(results, metric, beyond)))
         rule = f" To {shown(metric, target)}: {REACHED}" if target is not None else ""
         rows = [_cost_row(variant, results[variant], metric, target, costs, sizes) for variant in results]
         tables.append((f"What it cost {setting}".strip() + f", mean over seeds.{rule}", rows))
@@ -53,9 +59,10 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
     return Panel("answer", "The answer", "\n".join(filter(None, dict.fromkeys(sentences))), tables=tables)
 
 
-def _caption(what: str, setting: str, metric: str, results: Results) -> str:
+def _caption(what: str, setting: str, metric: str, results: Results, beyond: bool) -> str:
     spread_over = ", mean ± deviation over seeds" if any(len(each) > 1 for each in results.values()) else ""
-    return f"{what} {setting}".strip() + f": {named(metric)} at the end{spread_over}"
+    brackets = "; (in brackets): more than the tier can run" if beyond else ""
+    return f"{what} {setting}".strip() + f": {named(metric)} at the end{spread_over}{brackets}"
 
 
 def _unlike(methods: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
@@ -96,13 +103,14 @@ def _left_out(runs: Runs) -> list[str]:
     return words
 
 
-def _result_rows(results: Results, metric: str) -> list[Row]:
+def _result_rows(results: Results, metric: str, beyond: Mapping[str, Sequence[str]]) -> list[Row]:
     rows: list[Row] = []
     for place, (variant, runs) in enumerate(results.items(), start=1):
         ends = [last_evaluation(records) for records in runs]
         row: Row = {"method": variant, **({"place": place} if len(results) > 1 else {})}
         row["mean"] = spread(metric, [mean_over_tiers(end, metric) for end in ends])
-        row.update({f"tier {tier}": spread(metric, [end[tier][metric] for end in ends]) for tier in ends[0]})
+        texts = {tier: spread(metric, [end[tier][metric] for end in ends]) for tier in ends[0]}
+        row |= {f"tier {t}": f"({text})" if t in beyond[variant] else text for t, text in texts.items()}
         rows.append({**row, "seeds": len(runs)})
     return rows
 
