@@ -88,7 +88,7 @@ def measured(name: str, width: str) -> dict[str, int]:
     """The estimate and the growth of resident memory of one case, in this process."""
     import torch
 
-    from fedtailor.client.sgd import LocalTraining
+    from fedtailor.client.local_training import LocalTraining
     from fedtailor.data.batches import Examples
     from fedtailor.elasticity.costing.memory import Workload
     from fedtailor.elasticity.cutting.selections import prefix

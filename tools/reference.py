@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import fedtailor
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.config import RunConfig, as_toml
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method

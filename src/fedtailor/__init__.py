@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedtailor.client.sgd import LocalTraining as LocalTraining
+    from fedtailor.client.local_training import LocalTraining as LocalTraining
     from fedtailor.data.federated import FederatedData as FederatedData
     from fedtailor.elasticity.costing.budget import Budget as Budget
     from fedtailor.elasticity.front_door import elastic as elastic
@@ -30,7 +30,7 @@ _HOMES = {
     "FederatedData": "fedtailor.data.federated",
     "FedtailorError": "fedtailor.errors",
     "Fleet": "fedtailor.fleet",
-    "LocalTraining": "fedtailor.client.sgd",
+    "LocalTraining": "fedtailor.client.local_training",
     "Method": "fedtailor.method",
     "Objective": "fedtailor.objective",
     "Run": "fedtailor.run.result",

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.datasets import dataset_names
 from fedtailor.data.federated import DataSettings
 from fedtailor.data.own import looks_like_path

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedtailor.client import sgd
 from fedtailor.client.evaluate import evaluate_patches
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost

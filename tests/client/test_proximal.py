@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedtailor.client import sgd
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method

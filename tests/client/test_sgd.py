@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedtailor.client import sgd
-from fedtailor.client.sgd import Diverged, LocalTraining, batches
+from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.sgd import Diverged, batches
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import as_width, prefix

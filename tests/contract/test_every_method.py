@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.running.norm import FOR_ANY_METHOD
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError

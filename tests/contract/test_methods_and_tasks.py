@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.front_door import elastic

@@ -22,7 +22,7 @@ from torch import nn
 
 import fedtailor
 from fedtailor.cli.main import main
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.record import RoundRecord

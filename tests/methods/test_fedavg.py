@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import fit
 from fedtailor.elasticity.cutting.cut import Cut

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import kept, prefix
 from fedtailor.elasticity.front_door import elastic

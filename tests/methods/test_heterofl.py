@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import fit

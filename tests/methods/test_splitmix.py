@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtailor.client.evaluate import mean_output
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg

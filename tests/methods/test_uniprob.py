@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.expected import expected_macs, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut

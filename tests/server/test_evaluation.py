@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedtailor.client.evaluate import evaluate_deployed, evaluate_patches
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import as_width, prefix

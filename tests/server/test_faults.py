@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.in_process import InProcess

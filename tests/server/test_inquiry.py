@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.methods.registry import get_method
 from fedtailor.record import Spent
 from helpers import Spoiling, cnn_model, image_data, mlp_model, run, vector_data

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.in_process import InProcess

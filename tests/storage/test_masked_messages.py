@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Levels, Mask

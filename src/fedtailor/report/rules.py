@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.methods.registry import get_method, method_names
 
 NEUTRAL = {f"training.{key}": str(value) for key, value in asdict(LocalTraining()).items()} | {

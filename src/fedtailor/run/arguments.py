@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.config import RunConfig, build_method, most_per_round, split_spec, validated
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.costing.budget import Budget

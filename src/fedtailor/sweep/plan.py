@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.config import RunConfig, as_toml, load_config, split_spec, to_toml
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier

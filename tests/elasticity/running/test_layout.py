@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.client.sgd import LocalSteps, LocalTraining
+from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.sgd import LocalSteps
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic
@@ -24,7 +25,7 @@ from helpers import client, cnn_model
 TRAIN_NARROW_SHORTCUTS = """
 import torch
 from fedtailor.client import sgd
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.methods.fjord.fjord import FjORD

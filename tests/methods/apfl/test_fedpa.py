@@ -11,7 +11,7 @@ import torch
 
 import fedtailor
 from fedtailor.client.evaluate import evaluate_patches
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.federated import Parts
 from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.costing.budget import Budget

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.front_door import elastic

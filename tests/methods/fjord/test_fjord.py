@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import sgd
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.selections import as_candidates, kept, prefix
 from fedtailor.elasticity.front_door import elastic

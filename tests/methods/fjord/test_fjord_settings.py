@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedtailor.client import sgd
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.config import load_config, make_config, to_toml
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.selections import as_candidates, kept, prefix

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedtailor.client import sgd
-from fedtailor.client.sgd import Diverged, LocalTraining
+from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.sgd import Diverged
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.expected import expected_macs, project, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut

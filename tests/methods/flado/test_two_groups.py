@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.front_door import elastic

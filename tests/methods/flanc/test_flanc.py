@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client import sgd
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.patch import Patch

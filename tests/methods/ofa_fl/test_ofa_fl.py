@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fedtailor.client.sgd import LocalSteps, LocalTraining
+from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.sgd import LocalSteps
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Mask

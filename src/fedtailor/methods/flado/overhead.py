@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedtailor.client.sgd import LocalTraining
+from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.expected import allowed_macs
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.model import ElasticModel
