@@ -41,7 +41,7 @@ $(VENV)/.docs: $(VENV)/.runtime
 	touch $@
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo site/index.html
 
 lint: $(VENV)/.development
