@@ -62,7 +62,7 @@ def settings_of(owner: type[Any], without: frozenset[str] = frozenset()) -> list
 
 
 def meanings_in(owner: type[Any]) -> dict[str, str]:
-    """What a class and those above it say of their fields: the string below a field, or the comment beside it."""
+    """What a class and those above it say of their fields: the string below, the comment beside or above a field."""
     found: dict[str, str] = {}
     for each in reversed(owner.__mro__):
         if dataclasses.is_dataclass(each):
@@ -84,6 +84,9 @@ def _stated(source: str) -> dict[str, str]:
             texts = [
                 lines[number].partition("  # ")[2] for number in range(node.lineno - 1, node.end_lineno or 0)
             ]
+            above = lines[node.lineno - 2].strip()
+            if not any(texts) and above.startswith("# "):
+                texts = [above.removeprefix("# ")]
             found[node.target.id] = " ".join(filter(None, texts))
     return found
 

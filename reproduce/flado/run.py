@@ -1,4 +1,4 @@
-"""Flado at equal FLOPs: all of 20 clients in a round, mildly and strongly skewed, and a tenth of 200.
+"""Flado at equal FLOPs: all of 20 clients in a round, mildly and strongly skewed, a tenth of 200, CIFAR-10.
 
     FEDTAILOR_DATA=... python -m reproduce.flado.run [--list] [experiment ...]
 
@@ -21,12 +21,13 @@ from reproduce.shared.papers import Experiment, Paper
 from reproduce.shared.results import Result
 
 FASHION = "reproduce/flado/fashion-mnist-small.toml"
+CIFAR10 = "reproduce/flado/cifar10-small.toml"
 FJORD = "fjord:distillation=false:mean_budget=true:widths=uniform-20"
 METHODS = ("flado", "uniprob", "efd", FJORD, "heterofl")
 SKEWED = ("data.alpha=0.05", "data.min_examples=5")
 TENTH = ("data.clients=200", "data.limit=20000", "clients_per_round=20")
 SETTLED = 10  # rounds before alignment is looked at
-TARGETS = (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
+TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
 LAST = 5  # evaluations that are averaged: single ones vary by several points
 
 
@@ -76,6 +77,7 @@ EXPERIMENTS = (
     Experiment("everyone", FASHION, METHODS, 3, figures=READ),
     Experiment("everyone-skewed", FASHION, METHODS, 3, SKEWED, READ),
     Experiment("tenth", FASHION, METHODS, 3, TENTH, READ),
+    Experiment("cifar10", CIFAR10, METHODS, 3, figures=READ),
 )
 
 if __name__ == "__main__":

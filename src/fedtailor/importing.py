@@ -9,12 +9,13 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, unknown
 
 
 def is_import_path(name: object) -> bool:
@@ -31,8 +32,9 @@ def imported(path: str, what: str, example: str) -> Any:
     parts, is_file = attribute.split("."), place.endswith(".py")
     names = parts if is_file else [*place.split("."), *parts]
     if not all(part.isidentifier() for part in names):
-        in_file = f"my_file.py:{example.rpartition(':')[2]}"
-        raise FedtailorError(f"{what} {path!r}: expected an import path such as {example!r} or {in_file!r}")
+        raise FedtailorError(
+            f"{what} {path!r}: expected an import path such as {example!r} or {_in_file(example)!r}"
+        )
     module = _import_file(f"{what} {path!r}", Path(place)) if is_file else _import(f"{what} {path!r}", place)
     target: Any = module
     for part in parts:
@@ -61,7 +63,22 @@ def offered(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def load_offered(what: str, entry: EntryPoint) -> Any:
+def find(what: str, name: str, known: Iterable[str], group: str, example: str) -> Any:
+    """What a name that is not among the ``known`` ones means: an import path, or what a package offers."""
+    if is_import_path(name):
+        return imported(name, what, example)
+    entries = offered(group)
+    if name in entries:
+        return _load(what, entries[name])
+    hint = f"; or an import path such as {example!r} or {_in_file(example)!r}"
+    raise unknown(what, name, [*known, *entries], hint=hint)
+
+
+def _in_file(example: str) -> str:
+    return f"my_file.py:{example.rpartition(':')[2]}"
+
+
+def _load(what: str, entry: EntryPoint) -> Any:
     """What a package offers; a package that cannot be imported is named."""
     try:
         return entry.load()

@@ -177,3 +177,15 @@ def test_the_smallest_image_passes(name: str, smallest: int, options: dict[str, 
     assert module(torch.zeros(2, *shape, device="meta")).shape == (2, 3)
     with pytest.raises(ValueError, match="input_shape = "):
         build_model(name, input_shape=(1, smallest - 1, smallest), num_classes=3, **options)
+
+
+def test_what_a_vgg_passes_on_keeps_its_size_with_the_start_of_he() -> None:
+    """Without norms, PyTorch's own start lets almost nothing through nine layers."""
+    x = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    spread = {}
+    for start in ("torch", "he"):
+        torch.manual_seed(0)
+        network = build_model("vgg9", input_shape=(3, 32, 32), num_classes=CLASSES, start=start).eval()
+        spread[start] = network(x).std(dim=0).mean().item()  # how much outputs depend on the input
+    assert spread["torch"] < 1e-3
+    assert spread["he"] > 0.05

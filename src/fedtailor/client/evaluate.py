@@ -13,9 +13,8 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.ensemble import mean_of
 from fedtailor.elasticity.running.layout import to_run
 
-EVALUATION_BATCH = (
-    256  # on a CPU the fastest of 32 to 1024: what a larger one computes falls out of the cache
-)
+# On a CPU the fastest of 32 to 1024: what a larger one computes falls out of the cache
+EVALUATION_BATCH = 256
 
 Score = tuple[int, dict[str, float]]  # the examples of one batch, and their mean loss and metrics
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any, TypeVar
 
-from fedtailor.errors import FedtailorError, unknown
-from fedtailor.importing import import_path_of, imported, is_import_path, load_offered, offered
+from fedtailor.errors import FedtailorError
+from fedtailor.importing import find, import_path_of, offered
 from fedtailor.method import Method
 
 M = TypeVar("M", bound=type[Method])
@@ -48,13 +48,7 @@ def get_method(name: str) -> type[Method]:
     """The method class of a name: registered, offered by a package, or at an import path (``my_file.py:Timid``)."""
     if name in _METHODS:
         return _METHODS[name]
-    if is_import_path(name):
-        return _checked(name, imported(name, "method", "my_package.my_module:Timid"))
-    entries = offered(ENTRY_POINTS)
-    if name in entries:
-        return _checked(name, load_offered("method", entries[name]))
-    hint = "; or an import path such as 'my_package.my_module:Timid' or 'my_file.py:Timid'"
-    raise unknown("method", name, [*_METHODS, *entries], hint=hint)
+    return _checked(name, find("method", name, _METHODS, ENTRY_POINTS, "my_package.my_module:Timid"))
 
 
 def _checked(name: str, target: Any) -> type[Method]:

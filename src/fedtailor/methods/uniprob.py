@@ -48,13 +48,11 @@ class UniProb(Method):
     scalings: ClassVar[tuple[str, ...]] = SCALINGS
 
     norm: Policy = "static"
-    scaling: Scaling = (
-        "train"  # divide outputs of drawn channels by p in training, or multiply by it at the end
-    )
+    # Divide outputs of drawn channels by p in training, or multiply by it at the end
+    scaling: Scaling = "train"
     slowed_filters: bool = True  # multiply the gradient of a drawn filter by p, as FedDrop's code does
-    sparse_start: float = (
-        0.0  # p of the start: drawn layers begin with the deviation sqrt(2 p / fan); 0: as built
-    )
+    # p of the start: drawn layers begin with the deviation sqrt(2 p / fan); 0: as built
+    sparse_start: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

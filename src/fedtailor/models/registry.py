@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from fedtailor.errors import FedtailorError, unknown
-from fedtailor.importing import imported, is_import_path, load_offered, offered
+from fedtailor.importing import find, offered
 from fedtailor.models.parts import whole
 
 Builder = Callable[..., nn.Module]
@@ -102,13 +102,7 @@ def builder_of(name: str | Builder) -> Builder:
         return _checked(getattr(name, "__qualname__", type(name).__qualname__), name)
     if name in _builders:
         return _builders[name]
-    if is_import_path(name):
-        return _checked(name, imported(name, "model", "my_package.my_module:build"))
-    entries = offered(ENTRY_POINTS)
-    if name in entries:
-        return _checked(name, load_offered("model", entries[name]))
-    hint = "; or an import path such as 'my_package.my_module:build' or 'my_file.py:build'"
-    raise unknown("model", name, [*_builders, *entries], hint=hint)
+    return _checked(name, find("model", name, _builders, ENTRY_POINTS, "my_package.my_module:build"))
 
 
 def _checked(name: str, target: Any) -> Builder:

@@ -32,9 +32,8 @@ class Difference:
     mean: float
     deviation: float | None = None  # None: one seed has none
     half_width: float | None = None
-    chance: float | None = (
-        None  # of a difference so large where there is none (p), corrected once it is ``judged``
-    )
+    # Of a difference so large where there is none (p), corrected once it is ``judged``
+    chance: float | None = None
 
     @property
     def beyond_noise(self) -> bool | None:

@@ -34,10 +34,9 @@ def confusion(setup: Setup, state: ServerState) -> dict[str, Any]:
     step("counting what is taken for what")
     if len(test) > MOST_EXAMPLES:
         test = test.subset(torch.linspace(0, len(test) - 1, MOST_EXAMPLES).long())
-    places, deployed = deployed_to(setup, state, setup.fleet.tiers)
-    tables = [_table(setup, patches, test).tolist() for patches in deployed]
-    by_tier = {tier: tables[place] for tier, place in places.items()}
-    return {"examples": len(test), "names": list(data.label_names), "tiers": by_tier}
+    deployed = deployed_to(setup, state, setup.fleet.tiers)
+    tables = [_table(setup, patches, test).tolist() for patches in deployed.networks]
+    return {"examples": len(test), "names": list(data.label_names), "tiers": deployed.by_tier(tables)}
 
 
 def _answers_are_classes(setup: Setup) -> bool:

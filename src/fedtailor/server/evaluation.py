@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -30,6 +30,8 @@ from fedtailor.server.setup import Setup
 from fedtailor.steps import step
 from fedtailor.storage.checkpoint import Checkpoint
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -37,6 +39,18 @@ class Scores:
 
     tiers: dict[str, dict[str, float]]
     deployed: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """The different networks that devices are given, each as patches that answer together."""
+
+    networks: list[tuple[Patch, ...]]
+    places: dict[str, int]  # of each tier's network among them
+
+    def by_tier(self, found: Sequence[T]) -> dict[str, T]:
+        """What was found out about each network, for each tier."""
+        return {tier: found[place] for tier, place in self.places.items()}
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,8 @@ def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Ti
     else:
         state = calibrate(inquiry, at.state, [tier.budget for tier in tiers], clients)
         step(f"evaluating {len(tiers)} tiers")
-        scores = [evaluate_tiers(setup, state, tiers, engine.engine, action) for action in actions]
+        deployed = deployed_to(setup, state, tiers)
+        scores = [_measured(setup, deployed, engine.engine, action) for action in actions]
     validation = scores[1].tiers if len(scores) > 1 else None
     return Evaluation(state, scores[0], inquiry.refused, inquiry.spent, validation)
 
@@ -129,39 +144,37 @@ def evaluate_tiers(
     action: Measure = "evaluate",
 ) -> Scores:
     """Loss and metrics of what each tier is given; an engine that has workers lets them do it."""
+    return _measured(setup, deployed_to(setup, state, tiers), engine, action)
+
+
+def _measured(setup: Setup, deployed: Deployed, engine: Engine | None, action: Measure) -> Scores:
     model = setup.model
-    places, deployed = deployed_to(setup, state, tiers)
     if isinstance(engine, Measuring):
-        scores = engine.measure(deployed, action)
+        scores = engine.measure(deployed.networks, action)
     else:
         _, examples = setup.data.measured[action]
-        scores = evaluate_deployed(model, deployed, examples)
-    costs = [[model.cost(patch.cut) for patch in patches] for patches in deployed]
+        scores = evaluate_deployed(model, deployed.networks, examples)
+    costs = [[model.cost(patch.cut) for patch in patches] for patches in deployed.networks]
     prediction = [
         {"params": sum(c.params for c in each), "macs": sum(c.macs for c in each)} for each in costs
     ]
-    return Scores(
-        {name: scores[place] for name, place in places.items()},
-        {name: prediction[place] for name, place in places.items()},
-    )
+    return Scores(deployed.by_tier(scores), deployed.by_tier(prediction))
 
 
-def deployed_to(
-    setup: Setup, state: ServerState, tiers: Sequence[Tier]
-) -> tuple[dict[str, int], list[tuple[Patch, ...]]]:
-    """What devices are given, and for each tier its place there: tiers that are given the same piece share one."""
+def deployed_to(setup: Setup, state: ServerState, tiers: Sequence[Tier]) -> Deployed:
+    """What devices are given; tiers that are given the same piece share it."""
     places: dict[str, int] = {}
     known: dict[tuple[tuple[Cut, str], ...], int] = {}
-    deployed: list[tuple[Patch, ...]] = []
+    networks: list[tuple[Patch, ...]] = []
     for tier in tiers:
         patches = setup.method.deploy(state, tier.budget, setup.model).patches
         # Equal cuts of different widths may have statistics of their own, which their tags name.
         cuts = tuple((patch.cut, patch.cut.tag) for patch in patches)
         if cuts not in known or len(cuts) > 1:
-            known[cuts] = len(deployed)
-            deployed.append(patches)
+            known[cuts] = len(networks)
+            networks.append(patches)
         places[tier.name] = known[cuts]
-    return places, deployed
+    return Deployed(networks, places)
 
 
 def evaluate_clients(
@@ -199,10 +212,8 @@ def _by_tier(
 def personal_network(inquiry: Inquiry, at: Checkpoint, client: Client) -> Patch:
     """The network that a client runs: its own part of the model, on statistics that only it has."""
     setup, method, model = inquiry.setup, inquiry.setup.method, inquiry.setup.model
-    memories, cut = (
-        {client.id: at.memory_of(client.id)[1]},
-        method.select(at.state, client, model, setup.seeds),
-    )
+    memories = {client.id: at.memory_of(client.id)[1]}
+    cut = method.select(at.state, client, model, setup.seeds)
     (update,) = _asked("calibrate", inquiry, at.state, [client], memories)
     return norm.with_own(
         model, model.cut(at.state.weights, cut, method.policy.travelling(model)), update.memory

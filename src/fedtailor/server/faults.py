@@ -93,8 +93,10 @@ def counted(refused: Sequence[Refused]) -> dict[str, int]:
 
 def counted_by_client(refused: Sequence[Refused]) -> dict[str, dict[str, int]]:
     """How often each client was refused for which reason, in the order of their numbers."""
-    clients = sorted({each.client for each in refused})
-    return {str(client): counted([each for each in refused if each.client == client]) for client in clients}
+    of_client: dict[int, list[Refused]] = {}
+    for each in refused:
+        of_client.setdefault(each.client, []).append(each)
+    return {str(client): counted(of_client[client]) for client in sorted(of_client)}
 
 
 def cohort_size(clients_per_round: int, rules: EngineSettings) -> int:

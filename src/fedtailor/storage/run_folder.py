@@ -46,9 +46,8 @@ CONFUSION = "confusion.json"
 WEIGHTS = "weights.safetensors"
 COMPARISON = "comparison.json"  # beside the runs of a comparison: which they are
 
-SETTINGS = (
-    "settings"  # key of ``setup.json``: of a run that was started from Python, where no config says them
-)
+# Key of ``setup.json``: of a run that was started from Python, where no config says them
+SETTINGS = "settings"
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
 
 

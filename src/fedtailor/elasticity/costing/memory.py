@@ -21,9 +21,8 @@ class Workload:
     """One training step as a device runs it."""
 
     batch_size: int = 32
-    optimiser_slots: int = (
-        0  # numbers that the optimiser keeps for each parameter: 1 with momentum, 2 with Adam
-    )
+    # Numbers that the optimiser keeps for each parameter: 1 with momentum, 2 with Adam
+    optimiser_slots: int = 0
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, "workload.batch_size", self.batch_size, "at least 1")

@@ -42,9 +42,8 @@ class NormPolicy:
     with_weights: bool = False  # tracked in training, sent and merged like weights
     per_width: bool = False  # tracked for each width, sent to whoever may run it, merged by name
     measured_after: bool = False  # not tracked: the server asks clients to measure each width's after merging
-    kept_by_clients: bool = (
-        False  # tracked by each client and never sent: clients evaluate their networks themselves
-    )
+    # Tracked by each client and never sent: clients evaluate their networks themselves
+    kept_by_clients: bool = False
 
     def travelling(self, model: Pieces) -> frozenset[str]:
         """The tensors of the model that go to a client and come back; statistics of single widths are extra."""

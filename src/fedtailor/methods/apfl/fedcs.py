@@ -51,9 +51,8 @@ class FedCS(WarmUp):
     """
 
     shrink: WidthLike = 0.1  # R, the share of a group's units that one step of the search removes
-    objective: Literal["drop", "drop_per_mac"] = (
-        "drop"  # what a step of the search loses least of: accuracy, or accuracy per MAC
-    )
+    # What a step of the search loses least of: accuracy, or accuracy per MAC
+    objective: Literal["drop", "drop_per_mac"] = "drop"
     min_channels: int = 1  # units that the search leaves in a group, if the smallest width leaves fewer
     judge: By = "loss"  # by which networks are compared on the client's own examples, or "accuracy"
     search_examples: int = 0  # at most so many of a client's examples judge its networks; 0: all

@@ -47,9 +47,8 @@ class PartialAggregation(Method):
     policies: ClassVar[tuple[Policy, ...]] = ("local",)
 
     norm: Policy = "local"
-    recalibrate: bool = (
-        False  # before a client's network is used, measure its statistics for the merged weights
-    )
+    # Before a client's network is used, measure its statistics for the merged weights
+    recalibrate: bool = False
 
     def limits(self, budget: Budget, model: ElasticModel) -> dict[str, int | Fraction]:
         """What a network may cost; a width stands for the FLOPs and parameters of that width in all layers."""

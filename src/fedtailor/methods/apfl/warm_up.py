@@ -44,12 +44,10 @@ class WarmUp(PartialAggregation):
     honours: ClassVar[frozenset[str] | None] = frozenset({"width", "macs", "params", "bytes"})
 
     warmup: float = 0.3  # rounds at most, or a share of all rounds below 1
-    patience: int = (
-        0  # evaluations without a rise of a point in accuracy that end the warm-up early; 0: none do
-    )
-    smallest: WidthLike | None = (
-        None  # the narrowest width of the sandwich; none: 0.35, or what the fleet needs
-    )
+    # Evaluations without a rise of a point in accuracy that end the warm-up early; 0: none do
+    patience: int = 0
+    # The narrowest width of the sandwich; none: 0.35, or what the fleet needs
+    smallest: WidthLike | None = None
     random_widths: int = 2  # networks between the smallest and the full one, in each step
     per_group: bool = False  # draw a width for each channel group instead of one for all
     distillation: bool = True  # the full network teaches the others; false: they learn from labels

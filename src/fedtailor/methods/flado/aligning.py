@@ -40,9 +40,8 @@ class Aligning(UniProb):
     scalings: ClassVar[tuple[str, ...]] = (*SCALINGS, "layer")
 
     scaling: Scaling = "layer"  # as UniProb's, or divide outputs of drawn units by the mean p of their layer
-    estimator: Literal["update", "score", "hessian", "surrogate"] = (
-        "update"  # how the slope of the cosine is found
-    )
+    # How the slope of the cosine is found
+    estimator: Literal["update", "score", "hessian", "surrogate"] = "update"
     alignment_step: float = 0.02  # how far one alignment moves a probability where all estimates agree
     alignment_share: float = 0.01  # passes for estimates, as a share of the local steps; 0: no alignment
     persistence: float = 0.9  # how much of the slope that a client remembers stays when a new one comes in

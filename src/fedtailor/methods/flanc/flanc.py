@@ -62,9 +62,8 @@ class FLANC(Method):
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS - {"memory", "step_time"}
 
     widths: str | tuple[WidthLike, ...] = "uniform-4"  # P: uniform-k for 1/k, 2/k ... 1, or a list
-    input_share: WidthLike = (
-        0.125  # R1, of a full layer's inputs; rounded to what divides every width's inputs
-    )
+    # R1, of a full layer's inputs; rounded to what divides every width's inputs
+    input_share: WidthLike = 0.125
     output_share: WidthLike = 0.25  # R2, of a full layer's outputs
     ranks: dict[str, tuple[int, int]] = field(
         default_factory=dict
