@@ -63,7 +63,7 @@ def rounds_of(
     """Seconds of each round without evaluation: the last round, which is evaluated, is left out."""
     records: list[RoundRecord] = []
     settings = RoundSettings(rounds + 1, 10, rounds + 1, engine=EngineSettings(workers=0))
-    setup = Setup.of(method, model, data, fleet_by_name(fleet), settings, Seeds(0))
+    setup = Setup.of(method, model, data, fleet_by_name(fleet), settings, Seeds(0)).settled()
     run_rounds(setup, engine, lambda record, _at: records.append(record))
     assert all(record.cohort.merged == 10 for record in records)
     return [record.seconds for record in records[:rounds]]
@@ -170,7 +170,7 @@ def measure_memory(arguments: argparse.Namespace) -> dict[str, Any]:
 
         settings = RoundSettings(arguments.rounds, 4, 10)
         started = time.monotonic()
-        setup = Setup.of(method, model, data, fleet_by_name("uniform-2"), settings, Seeds(0))
+        setup = Setup.of(method, model, data, fleet_by_name("uniform-2"), settings, Seeds(0)).settled()
         run_rounds(setup, pool, look)
         seconds = time.monotonic() - started
     first = next(sample for sample in samples if sample["round"] >= 100)

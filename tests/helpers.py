@@ -194,7 +194,7 @@ def setup_of(
 ) -> Setup:
     """A setup from objects, unchecked."""
     devices = fleet_by_name(fleet) if isinstance(fleet, str) else fleet
-    return Setup.of(method, model, data, devices, settings or RoundSettings(), Seeds(seed))
+    return Setup.of(method, model, data, devices, settings or RoundSettings(), Seeds(seed)).settled()
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,13 @@ CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+SGD = "clients train with SGD: lr, momentum, weight_decay, batch_size, epochs"
+OTHERS_SAY = {  # keys that other tools have, and what stands for them here
+    "learning_rate": "it is called lr", "optimizer": SGD, "optimiser": SGD, "batch": "it is called batch_size",
+    "local_epochs": "it is called epochs", "num_clients": "it is called clients", "num_rounds": "it is called rounds",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Everything that decides the result of a run."""
@@ -191,7 +198,8 @@ def _refuse_unknown(kind: type[Any], table: Mapping[str, Any], path: str) -> Non
     for key, value in table.items():
         if key not in known:
             section = f"[{path}]" if path else "the config"
-            raise unknown(f"key in {section}", key, known)
+            meant = f" ({OTHERS_SAY[key]})" if key in OTHERS_SAY else ""
+            raise unknown(f"key in {section}", key, known, hint=meant)
         default = known[key].default_factory
         if dataclasses.is_dataclass(default) and isinstance(default, type) and isinstance(value, Mapping):
             _refuse_unknown(default, value, f"{path}.{key}" if path else key)

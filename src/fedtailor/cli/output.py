@@ -79,7 +79,8 @@ def stoppable(folder: Path, command: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         text = str(stop) or f"stopped; the rounds that had ended are saved in {folder}"
+        told = f"{text[0].upper()}{text[1:]}. Go on with:  {command}"
         if not folder.exists():
-            text = "stopped before the first round"
-        messages.print(f"{text[0].upper()}{text[1:]}. Go on with:  {command}", markup=False, soft_wrap=True)
+            told = "Stopped before the first round: nothing was written."
+        messages.print(told, markup=False, soft_wrap=True)
         raise typer.Exit(getattr(stop, "exit_code", 130)) from None

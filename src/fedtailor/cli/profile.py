@@ -9,20 +9,27 @@ import typer
 from rich.table import Table
 
 from fedtailor.cli.grouping import grouped
-from fedtailor.cli.output import JsonOption, console, load_torch, print_json
+from fedtailor.cli.output import JsonOption, console, load_torch, notice, print_json
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from fedtailor.elasticity.cutting.cut import Cut
     from fedtailor.elasticity.model import ElasticModel
+    from fedtailor.server.setup import Setup
 
 
 @dataclass(frozen=True)
 class Network:
     """Which network, on which examples."""
 
-    model: Annotated[str, typer.Argument(help="A network's name, or your own as my_package.my_module:build.")]
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A network's name, your own as my_package.my_module:build, or the TOML file of a run."
+        ),
+    ]
     input_shape: Annotated[str, typer.Option("--input", help="Shape of one example, e.g. 3x32x32.")] = (
         "1x28x28"
     )
@@ -58,9 +65,13 @@ def profile(
     from fedtailor.report.profile import profile_view
 
     limits = Budget.parse(budget) if budget is not None else None
-    tiers = fleet_by_name(fleet).tiers
-    traced = _traced(network.model, network.input_shape, network.classes)
-    title = f"{network.model}, input {network.input_shape}, {network.classes} classes"
+    if network.model.endswith(".toml"):
+        setup = _prepared(network.model)
+        traced, title = setup.model, f"{network.model} ({setup.method.name})"
+    else:
+        setup, tiers = None, fleet_by_name(fleet).tiers
+        traced = _traced(network.model, network.input_shape, network.classes)
+        title = f"{network.model}, input {network.input_shape}, {network.classes} classes"
     if explain:
         if as_json:
             print_json({"groups": traced.groups.counts, "fixed": traced.groups.fixed})
@@ -73,7 +84,12 @@ def profile(
         if result.refusal:
             raise typer.Exit(2)
         return
-    rows = [_row(traced, tier.name, tier.budget) for tier in tiers]
+    if setup is None:
+        cuts = {tier.name: traced.fit(tier.budget) for tier in tiers}
+    else:
+        given = setup.method.cut_for
+        cuts = {tier.name: given(setup.start.state, tier.budget, traced) for tier in setup.fleet.tiers}
+    rows = [_row(traced, tier, cut) for tier, cut in cuts.items()]
     print_json(rows) if as_json else console.print(_table(title, rows))
 
 
@@ -89,10 +105,15 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _row(network: ElasticModel, tier: str, budget: Any) -> dict[str, Any]:
-    from fedtailor.elasticity.costing.fitting import fit
+def _prepared(config: str) -> Setup:
+    """The run that a config describes, read, traced and checked; nothing is trained or written."""
+    from fedtailor.config import load_config
+    from fedtailor.run.setup import prepare_config
 
-    cut = fit(network.costs, budget)
+    return prepare_config(load_config(config, on_notice=notice), notice)
+
+
+def _row(network: ElasticModel, tier: str, cut: Cut) -> dict[str, Any]:
     cost = network.cost(cut)
     return {"tier": tier, "width": cut.tag, "params": cost.params, "macs": cost.macs, "bytes": cost.bytes}
 

@@ -21,9 +21,9 @@ from fedtailor.cli.output import (
     messages,
     notice,
     print_json,
-    refuse_if_in_use,
     stoppable,
 )
+from fedtailor.storage.files import refuse_existing
 
 if TYPE_CHECKING:
     from fedtailor.run.result import Run
@@ -42,7 +42,9 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Train one global model over unequal clients, and show the accuracy of every tier."""
-    refuse_if_in_use(runs / _name(config, overrides or []))
+    name = _name(config, overrides or [])
+    if name is not None:
+        refuse_existing(runs / name)
     load_torch()
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.likeness import flat
@@ -123,12 +125,12 @@ def _by_client(refused: Mapping[str, Mapping[str, int]]) -> str:
     return f"; of client{'s' if len(times) > 1 else ''} {', '.join(shown)}{more}" if shown else ""
 
 
-def _name(config: Path, overrides: list[str]) -> str:
+def _name(config: Path, overrides: list[str]) -> str | None:
     """The run's name as far as it can be told without PyTorch; what is wrong with the config is said later."""
     try:
         name = tomllib.loads(config.read_text(encoding="utf-8")).get("name", "run")
     except (OSError, ValueError):
-        return "run"
+        return None
     for override in overrides:
         key, _, value = override.partition("=")
         name = value.strip().strip("\"'") if key.strip() == "name" else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -68,3 +69,20 @@ def teach_labels(student: Tensor, teacher: Tensor, _batch: Batch, temperature: f
 def teach_values(student: Tensor, teacher: Tensor, _batch: Batch, _temperature: float) -> Tensor:
     """Mean squared distance to the teacher's values, which no temperature softens."""
     return F.mse_loss(student, teacher.detach())
+
+
+@dataclass(frozen=True)
+class OnTargets:
+    """A loss of PyTorch's, ``(output, target)``, as one of a batch, whose target is what comes last."""
+
+    loss: Callable[[Any, Tensor], Tensor]
+
+    def __call__(self, output: Any, batch: Batch) -> Tensor:
+        """The mean over the batch."""
+        return self.loss(output, target_of(batch))
+
+
+def is_of_torch(loss: object) -> bool:
+    """Whether a loss is PyTorch's own, a module (``nn.HuberLoss()``) or a function (``F.l1_loss``)."""
+    kind = loss if hasattr(loss, "__qualname__") else type(loss)
+    return str(getattr(kind, "__module__", "")).partition(".")[0] == "torch"

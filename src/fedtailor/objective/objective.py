@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.importing import imported
-from fedtailor.objective.losses import Loss, cross_entropy
+from fedtailor.objective.losses import Loss, OnTargets, cross_entropy, is_of_torch
 from fedtailor.objective.metrics import Metric, accuracy
 from fedtailor.objective.tasks import OWN, TASKS, LearningTask
 
@@ -40,7 +40,11 @@ class Objective:
             raise unknown("task (objective.task)", task, NAMES)
         chosen = OWN if task == OWN.name else TASKS.get(task or AUTO)
         usual = chosen or TASKS["classification"]
-        minimised = _function(loss, "objective.loss", "my_module:my_loss") if loss else usual.loss
+        minimised: Callable[..., Any] | None = usual.loss
+        if loss is not None:
+            minimised = _function(loss, "objective.loss", "my_module:my_loss")
+        if minimised is not None and is_of_torch(minimised):
+            minimised = OnTargets(minimised)
         if minimised is None:
             raise FedtailorError(f"objective.task = {OWN.name!r}: expected a loss of your own beside it")
         given = usual.usual if metrics is None else metrics

@@ -15,6 +15,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.objective import Loss, Metric
 from fedtailor.progress import showing
 from fedtailor.record import RoundRecord
+from fedtailor.run.advice import afterthought
 from fedtailor.run.arguments import (
     FleetLike,
     MethodLike,
@@ -37,6 +38,8 @@ from fedtailor.server.setup import Setup
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.storage.files import refuse_existing
+from fedtailor.storage.interrupt import Interrupted
 from fedtailor.storage.journal import CheckpointSettings, Journal, Unsaved
 from fedtailor.storage.run_folder import CONFIG
 
@@ -84,6 +87,8 @@ def train(
     Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
     """
     path = folder_of(folder)
+    if path is not None and not resume:
+        refuse_existing(path)
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
         stopping=stopping, engine=engine, checkpoint=checkpoint,
@@ -101,7 +106,11 @@ def train(
             journal.begin(fingerprint_of(setup, origin), settings.checkpoint, setup.start, setup.device)
             if show is not None:
                 show.count(journal.history)
-            return _start(setup, origin, both(show, on_round), journal)
+            try:
+                return _start(setup, origin, both(show, on_round), journal)
+            except Interrupted as stop:
+                stop.add_note("The same call with resume=True goes on from there.")
+                raise
 
 
 def both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
@@ -132,7 +141,7 @@ def run_config(
     origin = Origin(config.threads, config)
     with Journal.create(path, texts_of(setup, origin)) as journal:
         journal.begin(fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device)
-        return _start(setup, origin, on_round, journal)
+        return _start(setup, origin, on_round, journal, on_notice)
 
 
 def resume(
@@ -159,11 +168,15 @@ def resume(
             fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device,
             allow_drift=allow_drift, on_notice=on_notice,
         )  # fmt: skip
-        return _start(setup, origin, on_round, journal)
+        return _start(setup, origin, on_round, journal, on_notice)
 
 
 def _start(
-    setup: Setup, origin: Origin, on_round: OnRound | None = None, journal: Journal | None = None
+    setup: Setup,
+    origin: Origin,
+    on_round: OnRound | None = None,
+    journal: Journal | None = None,
+    on_notice: OnNotice = warnings.warn,
 ) -> Run:
     """Run the rounds that are left; what ``on_round`` is shown is in the journal already."""
     kept = journal or Unsaved(setup.start, setup.settings.stopping.restore_best)
@@ -189,4 +202,6 @@ def _start(
     run = Run(setup, state, tuple(history), best, at.memories, origin, at, folder=folder)
     if journal is not None:
         journal.finish(at, run.write)
+    if doubt := afterthought(setup, run.tiers):
+        on_notice(doubt)
     return run

@@ -11,6 +11,7 @@ from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
 from fedtailor.objective import OWN, TASKS, LearningTask, cross_entropy
+from fedtailor.objective.losses import OnTargets
 
 
 def check_task(model: ElasticModel, data: FederatedData) -> None:
@@ -28,6 +29,28 @@ def check_task(model: ElasticModel, data: FederatedData) -> None:
     shape = tuple(model.output.shape[1:])
     task.check(targets, shape, f"{data.name} (train)")
     task.check(data.test.targets, shape, f"{data.name} (test)")
+
+
+def check_loss(model: ElasticModel) -> None:
+    """A loss of the user's own is tried on the example batch: what it does not take is said before anything trains."""
+    loss = model.objective.loss
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    if getattr(loss, "__module__", "").startswith("fedtailor.") and not isinstance(loss, OnTargets):
+        return
+    try:
+        with torch.no_grad():
+            found = loss(model.output, model.example)
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        raise FedtailorError(
+            f"objective.loss = {name}: {type(error).__name__} on the example batch: {error}. A loss takes (output, "
+            "batch), where the batch is what the data holds, with the target last: "
+            "lambda output, batch: F.cross_entropy(output, batch[-1])"
+        ) from error
+    if not (isinstance(found, torch.Tensor) and found.numel() == 1 and found.is_floating_point()):
+        what = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise FedtailorError(
+            f"objective.loss = {name} returned {what}: expected one number, the mean over the batch"
+        )
 
 
 def _no_classes(targets: torch.Tensor, name: str) -> str:

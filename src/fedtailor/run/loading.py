@@ -91,7 +91,7 @@ def _from_call(folder: Path, words: call.Words, hand: AtHand) -> tuple[Setup, bo
     data = data.to(device)
     method = _method(folder, words, hand)
     model = _model(folder, words, hand, data, seeds)
-    setup = Setup.of(method, model, data, call.fleet_of(words), call.rounds_of(words), seeds)
+    setup = Setup.of(method, model, data, call.fleet_of(words), call.rounds_of(words), seeds).settled()
     return setup, given is not None
 
 

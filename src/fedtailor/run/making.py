@@ -13,6 +13,7 @@ from fedtailor.elasticity.front_door import elastic
 from fedtailor.fleet import Fleet
 from fedtailor.method import Method
 from fedtailor.objective import Loss, Metric, Objective
+from fedtailor.run.advice import advice
 from fedtailor.run.arguments import ModuleLike, module_of, rounds_of
 from fedtailor.run.choosing import Share, checked_share, share_for
 from fedtailor.run.given_data import federated, validation_of
@@ -73,4 +74,7 @@ def make_setup(
     model = elastic(built, held.example(), objective=objective)
     if learnt.metrics is None:
         report_what_is_known(model)
-    return prepare(method, model, held, fleet, rounds_of(settings, clients_per_round, held), seeds)
+    setup = prepare(method, model, held, fleet, rounds_of(settings, clients_per_round, held), seeds)
+    for sentence in advice(setup):
+        warnings.warn(sentence, stacklevel=3)
+    return setup

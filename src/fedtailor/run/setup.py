@@ -29,8 +29,9 @@ from fedtailor.method import Method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.objective import LearningTask
+from fedtailor.run.advice import advice
 from fedtailor.run.choosing import share_for
-from fedtailor.run.learning import check_task, of_task, outputs_for, report_what_is_known
+from fedtailor.run.learning import check_loss, check_task, of_task, outputs_for, report_what_is_known
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.steps import OnNotice, step
@@ -77,7 +78,11 @@ def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setu
     model = elastic(module.to(device), data.example(), objective=objective, keep=config.model.get("keep", ()))
     if config.objective.metrics is None:
         report_what_is_known(model)
-    return prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
+    setup = prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
+    if on_notice is not None:
+        for sentence in advice(setup):
+            on_notice(sentence)
+    return setup
 
 
 def start_from(module: nn.Module, path: Path) -> None:
@@ -130,13 +135,21 @@ def _fitted(
     method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
     setup = Setup.of(method, model, data, fleet, settings, seeds)
     for tier in fleet.tiers:
-        method.cut_for(setup.start.state, tier.budget, model)
+        _check_cut(method, "cut_for", method.cut_for(setup.start.state, tier.budget, model))
     if type(method).select is not Method.select:  # what a client holds may be no cut of its budget
         state = method.begin(setup.start.state, model)
         for tier in fleet.tiers:
             client = Client(0, tier.name, tier.budget, int(data.sizes[0]))
-            method.select(state, client, model, seeds)
-    return setup
+            _check_cut(method, "select", method.select(state, client, model, seeds))
+    return setup.settled()
+
+
+def _check_cut(method: Method, hook: str, found: object) -> None:
+    """What a method of the user's own returns may be anything."""
+    if not isinstance(found, Cut):
+        raise FedtailorError(
+            f"{type(method).__qualname__}.{hook} returned an object of type {type(found).__name__}: expected a Cut"
+        )
 
 
 def able_to_run(
@@ -199,6 +212,7 @@ def check(
             f"the model has {max(outputs)} outputs, but the labels of {data.name} go up to {data.num_classes - 1}"
         )
     check_task(model, data)
+    check_loss(model)
     method.check_task(model)
 
 

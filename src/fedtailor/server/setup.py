@@ -64,12 +64,16 @@ class Setup:
         settings: RoundSettings,
         seeds: Seeds,
     ) -> Setup:
-        """A setup whose method makes its first state now, once for the whole run; how often to evaluate is settled."""
-        setup = cls(method, model, data, fleet, settings, seeds, Checkpoint(settle(method.init(model))))
+        """A setup whose method makes its first state now, once for the whole run."""
+        return cls(method, model, data, fleet, settings, seeds, Checkpoint(settle(method.init(model))))
+
+    def settled(self) -> Setup:
+        """The same, where it is known how often to evaluate."""
+        settings = self.settings
         if settings.evaluate_every != "auto":
-            return setup
-        every = setup.work().rounds_between(settings.rounds)
-        return replace(setup, settings=replace(settings, evaluate_every=every))
+            return self
+        every = self.work().rounds_between(settings.rounds)
+        return replace(self, settings=replace(settings, evaluate_every=every))
 
     def work(self) -> Work:
         """What a round of training and an evaluation are estimated to cost."""

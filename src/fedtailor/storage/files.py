@@ -204,3 +204,19 @@ def in_use(folder: Path) -> bool:
     except LockedError:
         return True
     return False
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to start a run where there is one; cheap enough to ask before anything is loaded."""
+    if in_use(path):
+        raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
+    if path.exists():
+        raise exists(path)
+
+
+def exists(path: Path) -> FedtailorError:
+    """The error for a new run in the place of another."""
+    return FedtailorError(
+        f"run folder {path} exists already: `fedtailor resume {path}` goes on with it (resume=True in Python); "
+        "for a new run choose another name (--set name=...; folder=... in Python) or remove it"
+    )

@@ -290,6 +290,10 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        # What breaks in the first round is the code of a network or a loss, as a rule: nothing is worth going on with.
+        broken = kind is not None and not issubclass(kind, FedtailorError | KeyboardInterrupt | SystemExit)
+        if broken and self._found is None and self._saved[0] == 0:
+            remove_aside(self.folder.path)
 
 
 def read_end(path: Path, device: torch.device, best: bool = False) -> tuple[Checkpoint, Fingerprint]:

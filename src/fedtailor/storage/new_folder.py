@@ -9,8 +9,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError, LockedError, StorageError
-from fedtailor.storage.files import LOCK, PART, disk_errors, in_use, sync_folder, write_file
+from fedtailor.errors import FedtailorError, StorageError
+from fedtailor.storage.files import (
+    LOCK,
+    PART,
+    disk_errors,
+    exists,
+    in_use,
+    refuse_existing,
+    sync_folder,
+    write_file,
+)
 from fedtailor.storage.run_folder import CHECKPOINTS, COVERAGE, METRICS
 
 STRAY_SECONDS = 3600  # younger leftovers may belong to a run that is being made at this moment
@@ -18,10 +27,7 @@ STRAY_SECONDS = 3600  # younger leftovers may belong to a run that is being made
 
 def make_aside(path: Path, texts: Mapping[str, str]) -> Path:
     """The hidden folder of a new run with these files; it is not made where a run is already."""
-    if in_use(path):
-        raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
-    if path.exists():
-        raise _exists(path)
+    refuse_existing(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     _make_folder(part, path)
     _remove_strays(path)
@@ -44,7 +50,7 @@ def put_in_place(part: Path, path: Path) -> None:
             os.rename(part, path)
         except OSError as error:
             if path.exists():
-                raise _exists(path) from error
+                raise exists(path) from error
             raise
         sync_folder(path.parent)
         sync_folder(path.absolute().parent.parent)  # the folder of all runs may be new too
@@ -53,13 +59,6 @@ def put_in_place(part: Path, path: Path) -> None:
 def remove_aside(part: Path) -> None:
     """Give up a folder that has not appeared."""
     shutil.rmtree(part, ignore_errors=True)
-
-
-def _exists(path: Path) -> FedtailorError:
-    return FedtailorError(
-        f"run folder {path} exists already: `fedtailor resume {path}` goes on with it; "
-        "for a new run choose another name (--set name=...) or remove it"
-    )
 
 
 def _make_folder(part: Path, path: Path) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import fedtailor
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.sgd import LocalSteps
 from fedtailor.elasticity.cutting.cut import Cut
@@ -24,7 +26,9 @@ from helpers import client, cnn_model
 
 TRAIN_NARROW_SHORTCUTS = """
 import torch
+from torch import Tensor, nn
 from fedtailor.client import sgd
+import fedtailor
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.front_door import elastic
@@ -105,3 +109,30 @@ def test_narrow_shortcuts_train_without_harm_to_the_heap():
         [sys.executable, "-c", TRAIN_NARROW_SHORTCUTS], env=environment, capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+class Viewed(nn.Module):
+    """Feature maps flattened by ``view``, which needs them in the ordinary layout."""
+
+    def __init__(self, literal: bool) -> None:
+        super().__init__()
+        self.conv, self.fc, self.literal = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 4 * 4, 3), literal
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.max_pool2d(torch.relu(self.conv(x)), 2)
+        return self.fc(x.view(-1, 8 * 4 * 4) if self.literal else x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("method", ["heterofl", "fedavg"])
+def test_networks_that_view_feature_maps_train(
+    literal: bool, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = torch.randn(48, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
+    run = fedtailor.train(Viewed(literal), (x, y), fleet="uniform-2", method=method, rounds=1, progress=False)
+    assert not run.model.takes_channels_last
+    assert "Traceback" not in capsys.readouterr().err
+    flat = Viewed(literal).eval()
+    flat.load_state_dict({name: run.state.weights[name] for name in flat.state_dict()})
+    output = run.model.forward(run.state.weights, Cut.everything(), (x, y))
+    assert torch.allclose(output, flat(x), atol=1e-5)

@@ -3,7 +3,8 @@
 Channels-last is the faster one for convolutions on the CPU. In that layout oneDNN writes outside its workspace when it
 computes the weight gradient of a strided 1 x 1 convolution with fewer input channels than one vector holds
 (https://github.com/uxlfoundation/oneDNN/issues/6035; seen with PyTorch 2.13: the process dies, or worse, goes on).
-Narrow residual networks have such shortcuts, so they keep the ordinary layout.
+Narrow residual networks have such shortcuts, so they keep the ordinary layout. So do networks whose code needs it:
+``x.view(len(x), -1)`` after a convolution.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Layouts:
 
     def at(self, cut: Cut) -> torch.memory_format:
         """The layout in which to train a cut."""
+        if not self.model.takes_channels_last:
+            return torch.contiguous_format
         narrow = any(self.model.shape(name, cut.unmasked)[1] < _vector_length() for name in self.pointwise)
         return torch.contiguous_format if narrow else torch.channels_last
 
@@ -47,9 +50,10 @@ def laid_out(values: Mapping[str, Tensor], layout: torch.memory_format) -> dict[
 
 
 def to_run(model: Pieces, patch: Patch) -> Patch:
-    """A patch as it runs fastest where no gradient is taken: nothing packed, and always channels-last."""
+    """A patch as it runs fastest where no gradient is taken: nothing packed, and channels-last where code allows it."""
     whole = model.spread(patch)
-    return Patch(laid_out(whole.values, torch.channels_last), whole.cut)
+    layout = torch.channels_last if model.takes_channels_last else torch.contiguous_format
+    return Patch(laid_out(whole.values, layout), whole.cut)
 
 
 def _vector_length() -> int:

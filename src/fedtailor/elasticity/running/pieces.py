@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import redirect_stderr
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -99,6 +101,21 @@ class Pieces:
         if key not in self._derived:
             self._derived[key] = make()
         return cast(T, self._derived[key])
+
+    @cached_property
+    def takes_channels_last(self) -> bool:
+        """Whether ``forward`` runs on feature maps in channels-last layout: ``view`` may ask for the ordinary one."""
+        weights = self.weights()
+        maps = {name: value for name, value in weights.items() if value.dim() == 4}
+        laid_out = {name: value.clone(memory_format=torch.channels_last) for name, value in maps.items()}
+        try:
+            # A traced graph that fails prints its own code before it raises.
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
+                if maps:
+                    self.forward({**weights, **laid_out}, Cut.everything(), self.example)
+        except RuntimeError:  # what is wrong with forward itself is said where it runs in the ordinary layout
+            return False
+        return True
 
     @cached_property
     def units(self) -> UnitMap:
