@@ -19,10 +19,11 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.running.layout import Layouts, to_run
+from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
-from helpers import client, cnn_model
+from helpers import client, cnn_model, group_of, images
 
 TRAIN_NARROW_SHORTCUTS = """
 import torch
@@ -89,14 +90,29 @@ def test_one_input_channel_is_laid_out_by_its_strides():
     assert first.stride(1) == 1
 
 
+def test_one_output_channel_is_laid_out_by_its_strides():
+    """A single unit of a layer, gathered from a wider one: with a batch of one, PyTorch refuses to differentiate it."""
+    model, method = cnn_model(4, 6), HeteroFL(LocalTraining(batch_size=1))
+    task = method.assign(method.init(model), client(0, 1, 4), model, Seeds(0))
+    steps = LocalSteps(method, method.prepare(task, images(4), model), model)
+    second = group_of(model, "4.weight", 0)
+    leaves = steps._leaves(Cut.of(model.groups, {second: [2]}))
+    weight = leaves["4.weight"]
+    assert tuple(weight.shape) == (1, 4, 3, 3)
+    assert weight.stride() == (36, 1, 12, 4)
+    x = torch.randn(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    torch.nn.functional.conv2d(x, weight).sum().backward()
+    assert weight.grad is not None
+
+
 def test_what_only_runs_is_channels_last_at_every_width_and_computes_the_same():
     model = resnet(16)
     patch = model.cut(model.weights(), prefix(model.groups, Fraction(1, 4)))
     ready = to_run(model, patch)
     stem = next(value for value in ready.values.values() if value.dim() == 4)
     assert stem.stride()[1] == 1
-    images = torch.randn(4, 3, 8, 8)
-    outputs = [model.forward(each.values, each.cut, (images, None)) for each in (patch, ready)]
+    pictures = torch.randn(4, 3, 8, 8)
+    outputs = [model.forward(each.values, each.cut, (pictures, None)) for each in (patch, ready)]
     assert outputs[1].is_contiguous()
     torch.testing.assert_close(*outputs)
     assert all(value.is_contiguous() for value in patch.values.values())
