@@ -18,9 +18,10 @@ from fedtailor.elasticity.costing.expected import expected_macs, uniform_probabi
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.running.layout import laid_out
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
-from fedtailor.methods.dropping import draw_active, started
+from fedtailor.methods.dropping import draw_active, slowed, started
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
@@ -279,3 +280,24 @@ def test_without_scaling_at_evaluation_clients_say_nothing_of_probabilities():
 def test_bad_settings_are_named(settings, words):
     with pytest.raises(FedtailorError, match=words):
         UniProb(**settings)
+
+
+def test_a_slowed_filter_that_was_drawn_alone_can_learn_from_one_example():
+    """With the stride that ``view_as`` gives it, PyTorch 2.13 refuses: "grad_weight must be contiguous"."""
+    network = nn.Sequential(nn.Conv2d(1, 7, 5), nn.ReLU(), nn.Conv2d(7, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    x, y = torch.randn(1, 1, 8, 8), torch.zeros(1, dtype=torch.long)
+    model = elastic(network, (x.repeat(2, 1, 1, 1), y.repeat(2)))
+    cut = Cut.of(model.groups, {group_of(model, "2.weight", 0): [0]})
+    held = laid_out(model.cut(model.weights(), cut).values, torch.channels_last)
+    for value in held.values():
+        value.requires_grad_()
+    probabilities = np.full(sum(model.groups.counts.values()), 0.5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more of them, PyTorch takes another way
+    try:
+        made = slowed(held, probabilities, cut, model)
+        model.forward(made, cut, (x, y), mode="train").sum().backward()
+    finally:
+        torch.set_num_threads(threads)
+    assert held["2.weight"].shape == (1, 7, 3, 3)
+    assert bool(held["2.weight"].grad.any())

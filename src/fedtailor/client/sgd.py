@@ -166,12 +166,10 @@ def _laid_out(value: Tensor, layout: torch.memory_format) -> bool:
     """Whether a gathered tensor is in the layout to train in: listed positions are gathered into the ordinary one.
 
     Strides decide: PyTorch calls a tensor with one input channel contiguous in both layouts, but runs it in the other.
-    That of a single output channel may be anything for it too, but then the gradient of a batch of one fails.
     """
     if value.dim() != 4 or layout != torch.channels_last:
         return True
-    single = value.shape[0] == 1 and value.stride(0) != value.numel()
-    return value.stride(1) == 1 and value.stride(3) == value.shape[1] and not single
+    return value.stride(1) == 1 and value.stride(3) == value.shape[1]
 
 
 class _Optimiser:

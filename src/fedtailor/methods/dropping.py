@@ -55,7 +55,8 @@ class _Slowed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: Tensor) -> Tensor:
         ctx.save_for_backward(factor)
-        return value.view_as(value)
+        # Not view_as: with the stride that it gives a single filter, PyTorch cannot differentiate a single example.
+        return value.expand_as(value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

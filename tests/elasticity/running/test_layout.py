@@ -19,11 +19,10 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.running.layout import Layouts, to_run
-from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
-from helpers import client, cnn_model, group_of, images
+from helpers import client, cnn_model
 
 TRAIN_NARROW_SHORTCUTS = """
 import torch
@@ -88,21 +87,6 @@ def test_one_input_channel_is_laid_out_by_its_strides():
     first = next(leaf for leaf in leaves.values() if leaf.dim() == 4)
     assert first.shape[1] == 1
     assert first.stride(1) == 1
-
-
-def test_one_output_channel_is_laid_out_by_its_strides():
-    """A single unit of a layer, gathered from a wider one: with a batch of one, PyTorch refuses to differentiate it."""
-    model, method = cnn_model(4, 6), HeteroFL(LocalTraining(batch_size=1))
-    task = method.assign(method.init(model), client(0, 1, 4), model, Seeds(0))
-    steps = LocalSteps(method, method.prepare(task, images(4), model), model)
-    second = group_of(model, "4.weight", 0)
-    leaves = steps._leaves(Cut.of(model.groups, {second: [2]}))
-    weight = leaves["4.weight"]
-    assert tuple(weight.shape) == (1, 4, 3, 3)
-    assert weight.stride() == (36, 1, 12, 4)
-    x = torch.randn(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)
-    torch.nn.functional.conv2d(x, weight).sum().backward()
-    assert weight.grad is not None
 
 
 def test_what_only_runs_is_channels_last_at_every_width_and_computes_the_same():
