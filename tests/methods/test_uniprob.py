@@ -284,8 +284,8 @@ def test_bad_settings_are_named(settings, words):
 
 def test_a_slowed_filter_that_was_drawn_alone_can_learn_from_one_example():
     """With the stride that ``view_as`` gives it, PyTorch 2.13 refuses: "grad_weight must be contiguous"."""
-    network = nn.Sequential(nn.Conv2d(1, 7, 5), nn.ReLU(), nn.Conv2d(7, 4, 3), nn.Flatten(), nn.Linear(16, 3))
-    x, y = torch.randn(1, 1, 8, 8), torch.zeros(1, dtype=torch.long)
+    layers = (nn.Conv2d(1, 3, 5), nn.Conv2d(3, 7, 5), nn.Conv2d(7, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    network, x, y = nn.Sequential(*layers), torch.randn(1, 1, 12, 12), torch.zeros(1, dtype=torch.long)
     model = elastic(network, (x.repeat(2, 1, 1, 1), y.repeat(2)))
     cut = Cut.of(model.groups, {group_of(model, "2.weight", 0): [0]})
     held = laid_out(model.cut(model.weights(), cut).values, torch.channels_last)
