@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,10 @@ def test_a_loader_is_its_data_set_and_that_is_said():
         ([], "examples with 0 column"),
         ([*halves(), 5], "data of client 2: an object of type int"),
         ([halves()[0], TensorDataset(X[:, :5], Y)], r"client 1 is float32\(5,\), int64\(\): .*like that of client 0"),
-        ((X, ["cat"] * 60), "a column of type <U3: expected numbers"),
+        ((["a film"] * 60, ["good"] * 60), r"a column of texts \('a film' ...\).*\.csv or \.jsonl .*Vocabulary.of"),
+        (([X[0], X[0, :5]] * 30, Y), r"example 1 has the shape \(5,\), and example 0 the shape \(6,\)"),
+        (([[1, 2], [1]] * 30, Y), r"example 1 has the shape \(1,\), .* expected one shape for all"),
+        (([[[1, 2], [1]]] * 60, Y), "example 0 has lists of different lengths"),
         ({"dataset": (X, Y), "client": 3}, r"unknown key in \[data\] 'client': did you mean 'clients'"),
         ({"dataset": (X, Y), "clients": "many"}, "data.clients = 'many': input should be a valid integer"),
         ((X[:1], Y[:1]), "data with 1 example"),
@@ -137,3 +141,60 @@ def test_a_loader_is_its_data_set_and_that_is_said():
 def test_what_is_no_data_is_refused_with_what_to_pass(given, words):
     with pytest.raises(FedtailorError, match=words):
         federated(given, Seeds(0))
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (60, *shape)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8), (8, 8, 3), (5,)])
+def test_bytes_are_what_they_are_in_a_file(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    x, y = pixels(*shape), Y.numpy()
+    np.savez(tmp_path / "mine.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    file = federated(tmp_path / "mine.npz", Seeds(0))
+    given = federated(((x[:40], y[:40]), (torch.from_numpy(x[40:]), y[40:])), Seeds(0))
+    for first, second in ((file.train, given.train), (file.test, given.test)):
+        assert torch.equal(first.take(torch.arange(20))[0], second.take(torch.arange(20))[0])
+    assert file.inputs() == given.inputs()
+    if len(shape) > 1:
+        assert given.notices[0].startswith("own data is taken for images (")
+
+
+def test_images_by_name_and_of_clients_are_normalised_with_what_is_for_training() -> None:
+    x = pixels(8, 8, 3)
+    named = federated({"pixels": x, "label": Y}, Seeds(0))
+    parts = federated([(x[:30], Y[:30]), (x[30:], Y[30:])], Seeds(0))
+    assert named.example()["pixels"].shape == (2, 3, 8, 8)
+    for data in (named, parts):
+        kept = [row for row in range(60) if row % 5 != 4]
+        assert data.preparation.mean[0] == pytest.approx(x[kept, ..., 0].mean() / 255)
+    by_hand = federated(Examples.of(x, Y), Seeds(0))
+    assert by_hand.preparation is None
+    assert by_hand.example()[0].dtype == torch.uint8
+
+
+def test_half_precision_becomes_the_type_of_the_models() -> None:
+    for half in (X.half(), X.bfloat16(), X.numpy().astype(np.float16)):
+        assert federated((half, Y), Seeds(0)).example()[0].dtype == torch.float32
+
+
+def test_names_are_classes_the_same_for_all_parts() -> None:
+    animals = np.array(["cat", "dog", "emu"])[Y.numpy()]
+    data = federated((X, animals.tolist()), Seeds(0))
+    assert (data.num_classes, data.label_names) == (3, ("cat", "dog", "emu"))
+    assert torch.equal(data.test.targets, Y[4::5])
+    clients = {"anna": (X[:30], animals[:30].astype(object)), "ben": (X[30:], ["emu"] * 30)}
+    parts = federated(clients, Seeds(0))
+    assert set(parts.client(1).targets.tolist()) == {2}
+    assert federated({"features": X, "label": animals}, Seeds(0)).label_names == data.label_names
+
+
+def test_a_data_frame_is_told_how_to_be_passed() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": X[:, 0], "pay": X[:, 1], "city": "Rome", "label": ["a", "b", "c"] * 20})
+    with pytest.raises(FedtailorError, match=r"""\(df.drop\(columns="label"\), df\["label"\]\)"""):
+        federated(frame, Seeds(0))
+    with pytest.raises(FedtailorError, match="the columns city hold no numbers"):
+        federated((frame.drop(columns="label"), frame["label"]), Seeds(0))
+    data = federated((frame[["age", "pay"]], frame["label"]), Seeds(0))
+    assert (data.label_names, tuple(data.example()[0].shape)) == (("a", "b", "c"), (2, 2))

@@ -16,6 +16,7 @@ import fedtailor
 from fedtailor import FederatedData, FedtailorError, Objective
 from fedtailor.config import make_config, to_toml
 from fedtailor.data.batches import Examples, target_of
+from fedtailor.data.scan import looks_like_quantity
 from fedtailor.objective import OWN, TASKS
 from fedtailor.objective.losses import binary_cross_entropy, distillation_loss, squared_error
 from fedtailor.objective.tasks import told_by_shapes
@@ -111,7 +112,21 @@ def test_shapes_tell_classes_from_everything_else(outputs, targets, task):
     assert told_by_shapes(torch.zeros(outputs), targets) is (OWN if task == "own" else TASKS[task])
 
 
+def classes(y: Tensor) -> Tensor:
+    return y.argmax(1)
+
+
 REFUSED = [
+    ({}, lambda y: F.one_hot(classes(y), 5), r"classes, pass y.argmax\(1\), as .* one-hot; if not, .*'multi-label'"),
+    ({}, lambda y: F.one_hot(classes(y), 5).float(), r"meant as classes, pass y.argmax\(1\)"),
+    ({"task": "classification"}, lambda y: F.one_hot(classes(y), 5), r"per example \(pass y.argmax\(1\)"),
+    ({}, lambda y: classes(y)[:, None], r"as classes, leave out the last axis, y.squeeze\(1\); if not"),
+    ({}, lambda y: classes(y)[:, None].float(), r"leave out the last axis, y.squeeze\(1\).long\(\)"),
+    ({}, lambda y: classes(y).float(), r"meant as classes, pass whole numbers, y.long\(\)"),
+    ({"task": "classification"}, lambda y: classes(y).float(), r"whole numbers, the classes; .*y.long\(\)"),
+    ({}, lambda y: classes(y) + 1, r"5 outputs, but .* go up to 5; they start at 1: subtract 1 \(y - 1\)"),
+    ({}, lambda y: classes(y) * 2, "go up to 8; expected at least 9 outputs, or labels from 0 to 4"),
+    ({}, lambda y: (y[:, 0].abs() * 1e4).long(), r"look like a quantity \(2\d\d .* objective.task = 'regression'"),
     ({}, lambda y: y, r"own data \(5 float32 per example\) are no classes .* objective.task = 'regression'"),
     ({}, lambda y: (y > 0).long(), r"\(5 int64 per example\) .* objective.task = 'multi-label'"),
     ({"task": "classification"}, lambda y: y, "one class per example .token classification or multi-label"),
@@ -146,6 +161,59 @@ def test_what_cannot_be_learnt_is_refused_before_the_run(settings, targets, word
             **{**QUICK, **settings, "method": method}, on_round=started.append,
         )  # fmt: skip
     assert started == []
+
+
+def price() -> Tensor:
+    return (problem()[1][:, 0].abs() * 1e5).long()
+
+
+def test_whole_numbers_that_are_clearly_no_classes_get_no_output_each():
+    x = problem()[0]
+    with (
+        pytest.warns(UserWarning, match="look like a quantity"),
+        pytest.raises(
+            FedtailorError, match="set objective.task = 'regression' .* 'classification' takes them"
+        ),
+    ):
+        fedtailor.train("mlp", (x, price()), "equal", **QUICK)
+    with pytest.warns(
+        UserWarning, match=r"mean \d+,\d+ and deviation \d+,\d+: networks .* about 1; scale them"
+    ):
+        run = fedtailor.train("mlp", (x, price()), "equal", task="regression", **{**QUICK, "rounds": 1})
+    assert run.data.num_classes == 0
+    assert not any("classes" in sentence for sentence in run.data.findings)
+
+
+@pytest.mark.parametrize(
+    ("values", "quantity"),
+    [
+        (torch.arange(240) % 10, False),
+        (torch.arange(240) * 37, True),  # every one once, with gaps
+        (torch.arange(240), False),  # one example of each class
+        (1980 + torch.arange(240) % 40, True),  # years
+        (torch.arange(240) % 5 * 100, False),  # few values
+        (torch.rand(240), False),
+    ],
+)
+def test_quantities_are_told_from_classes(values, quantity):
+    assert bool(looks_like_quantity(values)) == quantity
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (
+            torch.rand(40, 8, 8, 3),
+            r"^'0' \(Conv2d\) fails .*The inputs are \(8, 8, 3\): channels last\? x.permute",
+        ),
+        (torch.rand(40, 8, 8), r"The inputs are \(8, 8\): no axis of channels\? x\[:, None\]"),
+        (torch.zeros(40, 3, 8, 8, dtype=torch.uint8), r"bytes \(uint8\): divide them by 255, .*preparation="),
+    ],
+)
+def test_inputs_that_a_network_fails_on_get_a_guess(x, words):
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    with pytest.raises(FedtailorError, match=words):
+        fedtailor.train(conv, Examples.of(x, torch.arange(40) % 3), "equal", **QUICK)
 
 
 @pytest.fixture

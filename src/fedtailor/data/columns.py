@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,20 +24,56 @@ class MapStyleDataset(Sized, Protocol):
 def as_tensor(values: object) -> Tensor:
     """A tensor of a tensor, an array or nested lists of numbers; memory is shared where that is possible.
 
-    Arrays and lists of float64 become float32, the type of the models; a tensor keeps the type it was given.
+    Arrays and lists of float64 and float16 become float32, the type of the models; a tensor keeps the type it was
+    given.
     """
     if isinstance(values, Tensor):
         return values.detach()
-    array = np.ascontiguousarray(values)
+    try:
+        array = np.ascontiguousarray(values)
+    except ValueError as error:  # numpy's word for lists of unequal shapes
+        raise FedtailorError(_unequal(values)) from error
     if array.dtype == object or array.dtype.kind not in "biuf":
-        raise FedtailorError(f"a column of type {array.dtype}: expected numbers of one shape per example")
+        raise FedtailorError(_no_numbers(values, array))
     if not array.flags.writeable:
         array = array.copy()  # a tensor over read-only memory would let a write go through
-    if array.dtype == np.float64:
+    if array.dtype in (np.float64, np.float16):
         array = array.astype(np.float32)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)  # torch computes little with unsigned types above 8 bits
     return torch.from_numpy(array)
+
+
+def _unequal(values: object) -> str:
+    """Which example of a list is the first of another shape."""
+    shapes: list[tuple[int, ...] | None] = []
+    for value in values if isinstance(values, Iterable) else ():
+        try:
+            shapes.append(tuple(np.shape(value)))
+        except ValueError:  # a list that is unequal in itself
+            shapes.append(None)
+    row = next((row for row, shape in enumerate(shapes) if shape is None or shape != shapes[0]), 0)
+    found = "lists of different lengths" if shapes[row] is None else f"the shape {shapes[row]}"
+    like = "" if row == 0 else f", and example 0 the shape {shapes[0]}"
+    return f"example {row} has {found}{like}: expected one shape for all; scale, cut or fill them to one"
+
+
+def _no_numbers(values: object, array: np.ndarray[Any, Any]) -> str:
+    """What a column holds that is no number: of a table, which of its columns."""
+    kinds = getattr(values, "dtypes", None)  # of a pandas DataFrame, by column
+    if hasattr(kinds, "items"):
+        words = [
+            str(name) for name, kind in kinds.items() if np.dtype(object) == kind or kind.kind not in "biuf"
+        ]
+        return f"the columns {', '.join(words)} hold no numbers: expected numbers; leave them out or replace them"
+    texts = array.dtype.kind in "US" or (array.size > 0 and all(isinstance(each, str) for each in array.flat))
+    if texts and array.ndim == 1:
+        return (
+            f"a column of texts ({str(array[0])[:20]!r} ...): expected numbers; write them to a .csv or .jsonl "
+            "file with text and label and pass its path, or make numbers of them, "
+            "fedtailor.data.Vocabulary.of(texts, 'words', size=10_000, length=64).encode(texts)"
+        )
+    return f"a column of type {array.dtype}: expected numbers of one shape per example"
 
 
 def columns_of_dataset(dataset: MapStyleDataset) -> tuple[Tensor, ...] | dict[str, Tensor]:

@@ -14,16 +14,14 @@ import torch
 from fedtailor.data.batches import Examples
 from fedtailor.data.formats.archive import walk
 from fedtailor.data.formats.features import TableOptions, read_features
-from fedtailor.data.formats.images import ENDINGS, stack_images
+from fedtailor.data.formats.images import ENDINGS, of_bytes, preparation_of, stack_images
 from fedtailor.data.formats.labelled import TEXTS, LabelledTextOptions, read_labelled_text
 from fedtailor.data.formats.labels import for_testing, label_numbers
 from fedtailor.data.formats.lines import numbered_records, read_texts
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.formats.tables import LABELS, read_table
 from fedtailor.data.formats.text import Alphabet, WindowSettings, text_dataset
-from fedtailor.data.partitions import Array
 from fedtailor.data.sources import Dataset, Origin, check_options, own_dataset
-from fedtailor.data.transforms import ImagePreparation
 from fedtailor.errors import FedtailorError, require, unknown
 
 ENDINGS_OF_FILES = (".csv", ".jsonl", ".npz", ".parquet", ".tsv")
@@ -106,16 +104,15 @@ def read_arrays(
     arrays = read_npz(path)
     names = arrays.get("label_names")
     y_train, y_test, found = label_numbers(arrays["y_train"], arrays["y_test"])
-    x_train, x_test = arrays["x_train"], arrays["x_test"]
-    preparation = None
-    if x_train.dtype == np.uint8 and x_train.ndim in {3, 4}:
-        x_train, x_test = _channels_first(x_train), _channels_first(x_test)
-        preparation = preparation_of(x_train, padding=padding, flip=flip)
-    elif x_train.dtype == np.uint8:
-        x_train, x_test = x_train.astype(np.int64), x_test.astype(np.int64)
+    train, test = of_bytes(
+        Examples.of(arrays["x_train"], y_train),
+        Examples.of(arrays["x_test"], y_test),
+        padding=padding,
+        flip=flip,
+    )
     dataset = own_dataset(
-        Examples.of(x_train, y_train, preparation=preparation),
-        Examples.of(x_test, y_test, preparation=preparation),
+        train,
+        test,
         client_train=arrays.get("client_train"),
         client_test=arrays.get("client_test"),
         num_classes=num_classes,
@@ -230,28 +227,6 @@ def read_image_folder(
     otherwise = f'Folders are {layout}. To say otherwise: [data] options = {{ mode = "L", size = [32, 32] }}.'
     decoding = {"mode": mode, "size": list(pixels.shape[2:])}
     return replace(dataset, origin=Origin(taken_for, otherwise, decoding=decoding))
-
-
-def preparation_of(images: Array, *, padding: int = 0, flip: bool = False) -> ImagePreparation:
-    """Normalisation with the exact mean and deviation of these pixels, uint8 (N, C, H, W)."""
-    values = np.arange(256) / 255
-    mean, std = [], []
-    for channel in range(images.shape[1]):
-        counts = np.bincount(images[:, channel].reshape(-1), minlength=256)
-        centre = float((counts * values).sum() / counts.sum())
-        spread = float((counts * (values - centre) ** 2).sum() / counts.sum()) ** 0.5
-        mean.append(centre)
-        std.append(spread or 1.0)  # a channel of one colour has no spread to divide by
-    return ImagePreparation(tuple(mean), tuple(std), padding=padding, flip=flip)
-
-
-def _channels_first(images: Array) -> Array:
-    """Images in any usual order of axes as (N, C, H, W); few channels are told from many pixels."""
-    if images.ndim == 3:
-        return images[:, None]
-    if images.shape[-1] in {1, 3, 4} and images.shape[1] not in {1, 3, 4}:
-        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    return images
 
 
 def _symbols(dataset: Dataset) -> int | None:

@@ -20,6 +20,8 @@ RARE, RARE_SHARE = (
     10,
     0.1,
 )  # a class is rare below so many examples, if others have ten times as many on average
+MANY, GAPS = 20, 10  # from so many values on, and so many numbers for each of them, labels are hardly classes
+SMALL, FAR = 0.01, 10.0  # deviations and means of targets between them need no scaling
 MOST_NAMED = 5
 MOST_CLIENTS = 10
 
@@ -36,6 +38,24 @@ def findings(dataset: Dataset) -> tuple[str, ...]:
     found += _constant(dataset)
     found += _targets(dataset)
     return tuple(found)
+
+
+def looks_like_quantity(labels: Tensor) -> str:
+    """What whole-number targets are like that are clearly no classes, and what to do; "" where they may be classes.
+
+    Many different values with large gaps between them are a price or a year; also where hardly any value comes twice.
+    """
+    if labels.is_floating_point() or labels.dim() != 1 or len(labels) == 0:
+        return ""
+    different, highest = len(labels.unique()), int(labels.max())
+    gaps = GAPS if different <= len(labels) / 2 else 2
+    if different < MANY or highest + 1 <= gaps * different:
+        return ""
+    return (
+        f"look like a quantity ({different:,} different whole numbers in {len(labels):,} examples, up to {highest:,}): "
+        "set objective.task = 'regression' (task='regression' in Python); if they are classes, number them from 0 "
+        'without gaps (of a table, options = { targets = "names" })'
+    )
 
 
 def bad_rows(examples: Examples) -> Tensor:
@@ -187,17 +207,52 @@ def _constant(dataset: Dataset) -> Iterator[str]:
 def _targets(dataset: Dataset) -> Iterator[str]:
     """Classes without examples, classes with next to none, and decimal numbers that look like classes."""
     labels = dataset.train.targets.cpu()
-    if labels.is_floating_point() and labels.dim() == 1:
-        if bool((labels == labels.round()).all()) and len(labels.unique()) <= max(2, len(labels) // 10):
-            yield (
-                f"the targets of {dataset.name} are decimal numbers that are all whole: taken for quantities; if they "
-                "are classes, store them as whole numbers"
-            )
+    few = labels.is_floating_point() and len(labels.unique()) <= max(2, len(labels) // 10)
+    if few and labels.dim() == 1 and bool((labels == labels.round()).all()):
+        yield (
+            f"the targets of {dataset.name} are decimal numbers that are all whole: taken for quantities; if they "
+            "are classes, store them as whole numbers"
+        )
+    if labels.is_floating_point() or dataset.num_classes == 0:
+        yield from _size_of_targets(dataset, labels)
         return
-    if dataset.num_classes == 0 or labels.dim() != 1:
+    if quantity := looks_like_quantity(labels):
+        yield f"the targets of {dataset.name} {quantity}"
+        return
+    if labels.dim() != 1:
         return
     counts = np.bincount(labels.numpy(), minlength=dataset.num_classes)
     yield from _classes(dataset, labels.numpy(), counts)
+
+
+def _size_of_targets(dataset: Dataset, labels: Tensor) -> Iterator[str]:
+    """Numbers to be told that are far from 1, of which the default learning rate makes steps that are far too long."""
+    numbers = labels.reshape(len(labels), -1).double()
+    numbers = numbers[numbers.isfinite().all(1)]
+    if bool(((numbers == 0) | (numbers == 1)).all()):  # labels that hold or do not
+        return
+    means, deviations = numbers.mean(0), numbers.std(0, correction=0)
+    worst = int(torch.maximum(means.abs(), deviations).argmax())
+    mean, deviation = float(means[worst]), float(deviations[worst])
+    if max(abs(mean), deviation) <= FAR and not 0 < float(deviations.max()) < SMALL:
+        return
+    scaling = (
+        "[data] options = { standardise_targets = true } scales them" if dataset.origin.taken_for
+        else "scale them, (y - mean) / deviation"
+    )  # fmt: skip
+    yield (
+        f"the targets of {dataset.name} have mean {in_words(mean)} and deviation {in_words(deviation)}: "
+        f"networks and learning rates are made for numbers of about 1; {scaling}"
+    )
+
+
+def in_words(number: float) -> str:
+    """A number of any size for a sentence.
+
+    >>> in_words(384824.2), in_words(0.0123456)
+    ('384,824', '0.01235')
+    """
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 def _classes(dataset: Dataset, labels: Array, counts: Array) -> Iterator[str]:

@@ -60,7 +60,10 @@ class LearningTask:
 
 def _classes_problem(targets: Tensor, output: Shape) -> str:
     if targets.is_floating_point():
-        return f"are of type {_kind(targets)}: expected whole numbers, the classes"
+        advice = advice_for_classes(targets, output)
+        return f"are of type {_kind(targets)}: expected whole numbers, the classes" + (
+            f"; {advice}" if advice else ""
+        )
     if tuple(targets.shape[1:]) != output[:-1]:
         return (
             f"have the shape {_each(targets)} and the outputs {_of(output)}: expected one class for every list of "
@@ -70,11 +73,23 @@ def _classes_problem(targets: Tensor, output: Shape) -> str:
     return _first(wrong, targets, f"0 to {output[-1] - 1}, as the model has {output[-1]} outputs")
 
 
+def advice_for_classes(targets: Tensor, output: Shape) -> str:
+    """How targets become classes, where they look like classes in another spelling; else ""."""
+    whole = bool((targets == targets.round()).all()) if targets.is_floating_point() else True
+    if len(output) != 1 or output[0] < 2 or not whole or not len(targets):
+        return ""
+    each = tuple(targets.shape[1:])
+    if each == output and bool(((targets == 0) | (targets == 1)).all()) and bool((targets.sum(1) == 1).all()):
+        return "pass y.argmax(1), as they look one-hot"
+    inside = bool((targets >= 0).all()) and bool((targets < output[0]).all())
+    if each == (1,) and inside:
+        return "leave out the last axis, y.squeeze(1)" + (".long()" if targets.is_floating_point() else "")
+    return "pass whole numbers, y.long()" if each == () and inside and targets.is_floating_point() else ""
+
+
 def _one_class_problem(targets: Tensor, output: Shape) -> str:
     if targets.dim() > 1:
-        hint = (
-            "leave out the last axis" if _each(targets) == "(1,)" else "token classification or multi-label?"
-        )
+        hint = advice_for_classes(targets, output) or "token classification or multi-label?"
         return f"have the shape {_each(targets)}: expected one class per example ({hint})"
     if bool((targets == UNLABELLED).any()):
         return f"hold {UNLABELLED}, which only positions of sequences may"

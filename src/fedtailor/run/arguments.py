@@ -19,6 +19,7 @@ from fedtailor.fleet import Fleet, FleetSettings, fleet_by_name
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method
 from fedtailor.models import build_model
+from fedtailor.objective import Objective
 from fedtailor.run.learning import outputs_for
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings
@@ -123,7 +124,7 @@ def _table(training: Any) -> dict[str, Any]:
     raise FedtailorError(f'training = {training!r}: expected a table such as {{"lr": 0.05, "epochs": 2}}')
 
 
-def module_of(given: ModuleLike, data: FederatedData, seeds: Seeds) -> nn.Module:
+def module_of(given: ModuleLike, data: FederatedData, seeds: Seeds, objective: Objective) -> nn.Module:
     """The module itself; or, of a model's name, an import path or a function, one with weights drawn from the seed."""
     if isinstance(given, nn.Module):
         return given
@@ -135,5 +136,5 @@ def module_of(given: ModuleLike, data: FederatedData, seeds: Seeds) -> nn.Module
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
         return build_model(
-            given, input_shape=shape, num_classes=outputs_for(data), symbols=data.origin.symbols
+            given, input_shape=shape, num_classes=outputs_for(data, objective), symbols=data.origin.symbols
         )

@@ -21,12 +21,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fedtailor.config import validated
-from fedtailor.data.batches import Examples
+from fedtailor.data.batches import TARGET_KEYS, Examples, map_tensors
 from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import DataSettings, FederatedData, federate
+from fedtailor.data.formats.images import of_bytes, only_input, taken_for_images
 from fedtailor.data.formats.labels import TEST_EVERY
-from fedtailor.data.sources import Dataset, own_dataset
+from fedtailor.data.formats.tables import LABELS
+from fedtailor.data.sources import Dataset, Origin, own_dataset
+from fedtailor.data.transforms import ImagePreparation
 from fedtailor.errors import FedtailorError
+from fedtailor.objective import OWN as OWN_TASK
+from fedtailor.objective import LearningTask
+from fedtailor.run.learning import of_task
 from fedtailor.seeds import Seeds
 
 WHAT_TO_PASS = (
@@ -51,18 +57,22 @@ def read_once(given: Any) -> Any:
     return _dataset(given)
 
 
-def federated(given: Any, seeds: Seeds) -> FederatedData:
-    """Federated data of whatever was given; what has no test part gives up every fifth example for one."""
+def federated(given: Any, seeds: Seeds, task: LearningTask | None = None) -> FederatedData:
+    """Federated data of whatever was given; what has no test part gives up every fifth example for one.
+
+    Whole numbers are classes only if the ``task`` has classes, or nobody said which it is.
+    """
     if isinstance(given, FederatedData):
         return given
     settings: dict[str, Any] = {}
+    task = None if task == OWN_TASK else task  # a loss of one's own may want classes, too
     if isinstance(given, Mapping) and "dataset" in given:
         settings = {key: value for key, value in given.items() if key != "dataset"}
         given = given["dataset"]
     if isinstance(given, str | Path):
         chosen = validated(DataSettings, {**settings, "dataset": str(given)}, "data")
-        return federate(load_dataset(chosen.dataset, **chosen.options), chosen, seeds)
-    dataset = given if isinstance(given, Dataset) else _dataset(given)
+        return federate(of_task(load_dataset(chosen.dataset, **chosen.options), task), chosen, seeds)
+    dataset = of_task(given if isinstance(given, Dataset) else _dataset(given), task)
     if dataset.client_train is not None:
         everyone = len(np.unique(dataset.client_train))
         settings = {"partition": "natural", "clients": everyone, "min_examples": 1, **settings}
@@ -76,25 +86,81 @@ def federated(given: Any, seeds: Seeds) -> FederatedData:
 def _dataset(given: Any) -> Dataset:
     """The given parts as one data set that knows its clients, where they were told apart."""
     train, test = _train_and_test(given)
-    common = None if test is None else _examples(test, "data, the test part")
     parts = _clients(train)
-    if parts is None:
-        whole = _examples(train, "data")
-        kept, held = (whole, common) if common is not None else _held_back(whole)
-        return own_dataset(kept, held, name=OWN)
-    names = list(parts)
-    pairs = [_examples(part, f"data of client {name!r}") for name, part in parts.items()]
+    names = ["training"] if parts is None else list(parts)
+    places = ["data"] if parts is None else [f"data of client {name!r}" for name in names]
+    raw = [train] if parts is None else list(parts.values())
+    if test is not None:
+        places, raw = [*places, "data, the test part"], [*raw, test]
+    numbered, classes = _numbered(raw)
+    pairs = [_examples(part, where) for part, where in zip(numbered, places, strict=True)]
+    common = pairs.pop() if test is not None else None
     split = [(each, None) if common is not None else _held_back(each) for each in pairs]
     trained = [each for each, _ in split]
     tested = [each for _, each in split if each is not None]
-    return own_dataset(
-        _joined(trained, names),
-        common if common is not None else _joined(tested, names),
-        client_train=_owners(trained),
-        client_test=None if common is not None else _owners(tested),
-        name=OWN,
-        client_names=np.array([str(name) for name in names]),
+    examples = (
+        trained[0] if parts is None else _joined(trained, names),
+        common if common is not None else tested[0] if parts is None else _joined(tested, names),
     )
+    if not any(isinstance(part, Examples) for part in raw):  # those are as their maker wants them
+        examples = of_bytes(*examples)
+    dataset = own_dataset(
+        *examples,
+        client_train=None if parts is None else _owners(trained),
+        client_test=None if parts is None or common is not None else _owners(tested),
+        name=OWN,
+        label_names=classes,
+        client_names=None if parts is None else np.array([str(name) for name in names]),
+    )
+    x = only_input(dataset.train)
+    if x is None or x.dtype != torch.uint8 or not isinstance(dataset.train.preparation, ImagePreparation):
+        return dataset
+    otherwise = "To say otherwise: pass decimal numbers, or Examples.of(x, y, preparation=...)."
+    return replace(dataset, origin=Origin(f"{OWN} is taken for {taken_for_images(x)}.", otherwise))
+
+
+def _numbered(parts: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
+    """The parts with numbers for targets that are names, the same for all of them; and the names, in their order."""
+    names = [_names(part) for part in parts]
+    if all(each is None for each in names):
+        return list(parts), ()
+    known = np.unique(np.concatenate([each for each in names if each is not None]))
+    changed = [
+        part if each is None else _with_target(part, np.searchsorted(known, each))
+        for part, each in zip(parts, names, strict=True)
+    ]
+    return changed, tuple(map(str, known.tolist()))
+
+
+def _names(part: Any) -> np.ndarray[Any, Any] | None:
+    """The targets of a part, if they are names."""
+    if isinstance(part, Mapping):
+        key = next((key for key in TARGET_KEYS if key in part), None)
+        target = None if key is None else part[key]
+    else:
+        columns = isinstance(part, tuple | list) and len(part) > 1 and all(_is_column(each) for each in part)
+        target = part[-1] if columns else None
+    if isinstance(target, Tensor) or not _is_column(target):
+        return None
+    if isinstance(target, list) and not all(isinstance(each, str) for each in target):
+        return None
+    found = np.asarray(target)
+    named = found.dtype.kind == "U" or (
+        found.dtype == object and all(isinstance(each, str) for each in found.flat)
+    )
+    return found.astype(str) if named and found.ndim == 1 else None
+
+
+def _with_target(part: Any, target: np.ndarray[Any, Any]) -> Any:
+    if isinstance(part, Mapping):
+        return {**part, next(key for key in TARGET_KEYS if key in part): target}
+    return (*part[:-1], target)
+
+
+def _single(part: Examples) -> Examples:
+    """The same with numbers of half precision in float32, the type of the models."""
+    half = (torch.float16, torch.bfloat16)
+    return replace(part, columns=map_tensors(part.columns, lambda x: x.float() if x.dtype in half else x))
 
 
 def _train_and_test(given: Any) -> tuple[Any, Any]:
@@ -118,7 +184,7 @@ def _clients(given: Any) -> dict[Any, Any] | None:
 def _examples(part: Any, where: str) -> Examples:
     """One part as examples; what is wrong with it is said with where it is."""
     try:
-        return _read(part)
+        return part if isinstance(part, Examples) else _single(_read(part))
     except FedtailorError as error:
         raise FedtailorError(f"{where}: {error}") from None
 
@@ -143,6 +209,12 @@ def _read(part: Any) -> Examples:
                 "with a test part ((x_train, y_train), (x_test, y_test))"
             )
         return Examples.of(*part)
+    if hasattr(part, "drop") and hasattr(part, "columns"):  # a DataFrame of pandas
+        found = next((str(name) for name in part.columns if str(name).lower() in LABELS), "label")
+        raise FedtailorError(
+            f"a {type(part).__name__} does not say which column is the target: pass "
+            f'(df.drop(columns="{found}"), df["{found}"]), or the path of a .csv or .parquet file of it'
+        )
     if _is_column(part):
         raise FedtailorError(f"a {type(part).__name__} without targets: expected (x, y), the targets last")
     if hasattr(part, "__len__") and hasattr(part, "__getitem__") and not isinstance(part, str | bytes):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from fedtailor.data.datasets import Dataset
 from fedtailor.data.federated import FederatedData
+from fedtailor.data.formats.images import channels_last, only_input
+from fedtailor.data.scan import looks_like_quantity
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.tracing.recorder import ExampleError
 from fedtailor.errors import FedtailorError
-from fedtailor.objective import OWN, TASKS, LearningTask, cross_entropy
+from fedtailor.objective import OWN, TASKS, LearningTask, Objective, cross_entropy
 from fedtailor.objective.losses import OnTargets
+from fedtailor.objective.tasks import advice_for_classes
 
 
 def check_task(model: ElasticModel, data: FederatedData) -> None:
@@ -19,7 +25,7 @@ def check_task(model: ElasticModel, data: FederatedData) -> None:
     task, targets = model.learning_task, data.train.targets
     if task == OWN:
         if model.objective.loss is cross_entropy:
-            raise FedtailorError(_no_classes(targets, data.name))
+            raise FedtailorError(_no_classes(targets, model.output, data.name))
         return
     if not isinstance(model.output, torch.Tensor):
         raise FedtailorError(
@@ -53,15 +59,50 @@ def check_loss(model: ElasticModel) -> None:
         )
 
 
-def _no_classes(targets: torch.Tensor, name: str) -> str:
+def _no_classes(targets: torch.Tensor, output: object, name: str) -> str:
     shape = "x".join(map(str, targets.shape[1:])) or "one"
+    kind = str(targets.dtype).removeprefix("torch.")
     likely = "multi-label" if bool(((targets == 0) | (targets == 1)).all()) else "regression"
     others = ", ".join(other for other in TASKS if other != likely)
-    kind = str(targets.dtype).removeprefix("torch.")
+    scores = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else ()
+    advice = advice_for_classes(targets, scores)
+    meant = f"if they are meant as classes, {advice}; if not, " if advice else ""
     return (
         f"the targets of {name} ({shape} {kind} per example) are no classes of the "
-        f"model's outputs: set objective.task = {likely!r} (task={likely!r} in Python), or {others}; or give a loss of "
-        "your own"
+        f"model's outputs: {meant}set objective.task = {likely!r} (task={likely!r} in Python), or {others}; or give a "
+        "loss of your own"
+    )
+
+
+@contextmanager
+def explained(data: FederatedData) -> Iterator[None]:
+    """Trace a module inside; an input that it fails on gets the guess why, as far as shape and type tell."""
+    try:
+        yield
+    except ExampleError as error:
+        guess = _guess(data, "Conv2d" in str(error))
+        if not guess:
+            raise
+        raise ExampleError(f"{error}. {guess}") from error
+
+
+def _guess(data: FederatedData, images: bool) -> str:
+    x = only_input(data.train)
+    if x is None or data.train.preparation is not None:
+        return ""
+    each = tuple(x.shape[1:])
+    if channels_last(x.shape):
+        turned = "x.permute(0, 3, 1, 2), of an array x.transpose(0, 3, 1, 2),"
+        return f"The inputs are {each}: channels last? {turned} puts channels first"
+    if x.dtype == torch.uint8:
+        return (
+            "The inputs are bytes (uint8): divide them by 255, x / 255, or normalise them batch by batch, "
+            "Examples.of(x, y, preparation=ImagePreparation(mean, std)); train(module, (x, y)) does so by itself"
+        )
+    return (
+        f"The inputs are {each}: no axis of channels? x[:, None] adds one"
+        if images and len(each) == 2
+        else ""
     )
 
 
@@ -73,13 +114,41 @@ def of_task(dataset: Dataset, task: LearningTask | None) -> Dataset:
     if origin.taken_for and dataset.num_classes:
         said = f"{origin.taken_for} But objective.task = {task.name!r}: the labels are no classes."
         origin = dataclasses.replace(origin, taken_for=said)
-    return dataclasses.replace(dataset, num_classes=0, label_names=(), origin=origin)
+    several = dataset.train.targets.dim() > 1  # whose labels are named by their columns
+    names = dataset.label_names if several else ()
+    return dataclasses.replace(dataset, num_classes=0, label_names=names, origin=origin)
 
 
-def outputs_for(data: FederatedData) -> int:
-    """How many outputs a network needs: one for each class, or for each number of a target."""
+def outputs_for(data: FederatedData, objective: Objective) -> int:
+    """How many outputs a network needs: one for each class, or for each number of a target.
+
+    Whole numbers that are clearly no classes are refused where nobody said that they are.
+    """
     targets = data.train.targets
+    told = objective.task is not None or objective.loss is not cross_entropy
+    tokens = data.origin.symbols is not None and data.num_classes <= data.origin.symbols
+    if data.num_classes and not (told or tokens) and (quantity := looks_like_quantity(targets)):
+        raise FedtailorError(
+            f"the targets of {data.name} {quantity}; objective.task = 'classification' takes them as they are"
+        )
     return data.num_classes or (int(targets.shape[-1]) if targets.dim() > 1 else 1)
+
+
+def too_few_outputs(outputs: int, data: FederatedData) -> FedtailorError:
+    """The error for labels that a network has no outputs for, with the likely reason."""
+    targets = data.train.targets
+    lowest = int(targets.min())
+    quantity = looks_like_quantity(targets)
+    if quantity:
+        reason = f"; they {quantity}"
+    elif lowest > 0 and data.num_classes - lowest <= outputs:
+        of_table = ', or of a table options = { targets = "names" }' if data.origin.columns else ""
+        reason = f"; they start at {lowest}: subtract {lowest} (y - {lowest}){of_table}"
+    else:
+        reason = f"; expected at least {data.num_classes} outputs, or labels from 0 to {outputs - 1}"
+    return FedtailorError(
+        f"the model has {outputs} outputs, but the labels of {data.name} go up to {data.num_classes - 1}{reason}"
+    )
 
 
 def report_what_is_known(model: ElasticModel) -> None:

@@ -87,7 +87,9 @@ def _from_call(folder: Path, words: call.Words, hand: AtHand) -> tuple[Setup, bo
         )
     data = call.stand_in(words)
     if given is not None:
-        data = federated(given, seeds).with_validation(words["validation"], seeds)
+        data = federated(given, seeds, call.objective_of(words).task).with_validation(
+            words["validation"], seeds
+        )
     data = data.to(device)
     method = _method(folder, words, hand)
     model = _model(folder, words, hand, data, seeds)
@@ -118,8 +120,9 @@ def _model(folder: Path, words: call.Words, hand: AtHand, data: FederatedData, s
 
 
 def _traced(module: ModuleLike, words: call.Words, data: FederatedData, seeds: Seeds) -> ElasticModel:
-    built = module_of(module, data, seeds).to(data.train.device)
-    return elastic(built, data.example(), objective=call.objective_of(words))
+    objective = call.objective_of(words)
+    built = module_of(module, data, seeds, objective).to(data.train.device)
+    return elastic(built, data.example(), objective=objective)
 
 
 def _refuse_another_model(folder: Path, saved: Fingerprint, now: Fingerprint, there: bool) -> None:

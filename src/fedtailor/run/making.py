@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedtailor.config import RunConfig
+from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.fleet import Fleet
 from fedtailor.method import Method
@@ -17,7 +17,7 @@ from fedtailor.run.advice import advice
 from fedtailor.run.arguments import ModuleLike, module_of, rounds_of
 from fedtailor.run.choosing import Share, checked_share, share_for
 from fedtailor.run.given_data import federated, validation_of
-from fedtailor.run.learning import report_what_is_known
+from fedtailor.run.learning import explained, report_what_is_known
 from fedtailor.run.setup import pick_device, prepare
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import Setup
@@ -65,13 +65,14 @@ def make_setup(
     objective = Objective.of(learnt.task, learnt.loss, learnt.metrics)
     share = learnt.share(data, settings.stopping, method)
     step("reading data")
-    held = federated(data, seeds).to(place)
-    for notice in held.notices if isinstance(data, str | Path) else held.findings:
+    held = federated(data, seeds, objective.task).to(place)
+    for notice in held.findings if isinstance(data, FederatedData) else held.notices:
         warnings.warn(notice, stacklevel=3)
     held = held.with_validation(share, seeds)
-    built = module_of(module, held, seeds).to(place)
+    built = module_of(module, held, seeds, objective).to(place)
     step(f"tracing {type(built).__name__}")
-    model = elastic(built, held.example(), objective=objective)
+    with explained(held):
+        model = elastic(built, held.example(), objective=objective)
     if learnt.metrics is None:
         report_what_is_known(model)
     setup = prepare(method, model, held, fleet, rounds_of(settings, clients_per_round, held), seeds)

@@ -31,7 +31,15 @@ from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.objective import LearningTask
 from fedtailor.run.advice import advice
 from fedtailor.run.choosing import share_for
-from fedtailor.run.learning import check_loss, check_task, of_task, outputs_for, report_what_is_known
+from fedtailor.run.learning import (
+    check_loss,
+    check_task,
+    explained,
+    of_task,
+    outputs_for,
+    report_what_is_known,
+    too_few_outputs,
+)
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.steps import OnNotice, step
@@ -66,7 +74,7 @@ def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setu
         module = build_model(
             config.model["name"],
             input_shape=shape,
-            num_classes=outputs_for(data),
+            num_classes=outputs_for(data, objective),
             symbols=data.origin.symbols,
             **options,
         )
@@ -75,7 +83,9 @@ def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setu
     device = pick_device(config.device)
     data = data.to(device)
     step(f"tracing {config.model['name']}")
-    model = elastic(module.to(device), data.example(), objective=objective, keep=config.model.get("keep", ()))
+    keep = config.model.get("keep", ())
+    with explained(data):
+        model = elastic(module.to(device), data.example(), objective=objective, keep=keep)
     if config.objective.metrics is None:
         report_what_is_known(model)
     setup = prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
@@ -208,9 +218,7 @@ def check(
         )
     outputs = [model.groups.counts[group] for group in model.groups.outputs]
     if data.num_classes and outputs and max(outputs) < data.num_classes:
-        raise FedtailorError(
-            f"the model has {max(outputs)} outputs, but the labels of {data.name} go up to {data.num_classes - 1}"
-        )
+        raise too_few_outputs(max(outputs), data)
     check_task(model, data)
     check_loss(model)
     method.check_task(model)

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 _HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_OURS, _MODELS = str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "models")
 _TRACING = (str(Path(fx.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -31,13 +32,20 @@ def _user_frame() -> Any:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*_HOMES, "<")):
         frame = frame.f_back
-    return frame
+    return frame if frame is not None and not _is_ours(frame.f_code.co_filename) else None
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a file is of fedtailor and no network: an ``nn.Sequential`` has no line of its own, and we called it."""
+    return file.startswith(_OURS) and not file.startswith(_MODELS)
 
 
 def failing_line(error: BaseException) -> str:
     """Where in the user's code an error came up."""
     lines = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HOMES)
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_HOMES) and not _is_ours(frame.filename)
     ]
     return f" at {Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
 
@@ -45,7 +53,7 @@ def failing_line(error: BaseException) -> str:
 def asking_line(node: fx.Node) -> str:
     """Where a value is asked for, if that is not where it was made."""
     line = user_line()
-    return "" if line == node.meta.get("source_line") else f", asked for at {line}"
+    return "" if line in ("", node.meta.get("source_line")) else f", asked for at {line}"
 
 
 def is_unpacking() -> bool:
