@@ -108,10 +108,16 @@ def test_bad_value_is_named_with_what_would_be_right(override, words):
 def test_missing_and_broken_files_are_one_sentence(tmp_path: Path):
     with pytest.raises(FedtailorError, match="no such file"):
         load_config(tmp_path / "none.toml")
+    with pytest.raises(
+        FedtailorError, match="is a folder: expected a TOML file; `fedtailor init` writes one"
+    ):
+        load_config(tmp_path)
     broken = tmp_path / "broken.toml"
     broken.write_text("rounds = = 3")
     with pytest.raises(FedtailorError, match="not valid TOML"):
         load_config(broken)
+    with pytest.raises(FedtailorError, match=f"is a folder: expected a TOML file, such as {broken}"):
+        load_config(tmp_path)
 
 
 @pytest.mark.parametrize(

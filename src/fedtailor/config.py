@@ -148,6 +148,10 @@ def load_config(
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FedtailorError(f"config {path}: no such file; `fedtailor init` writes one") from None
+    except IsADirectoryError:
+        inside = [file for file in sorted(path.glob("*.toml")) if file.name != "pyproject.toml"]
+        found = f", such as {inside[0]}" if inside else "; `fedtailor init` writes one"
+        raise FedtailorError(f"config {path} is a folder: expected a TOML file{found}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FedtailorError(f"config {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:

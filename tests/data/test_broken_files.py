@@ -158,7 +158,7 @@ def test_cut_and_wrong_npz_files(own_folders: Path) -> None:
     with pytest.raises(FedtailorError, match="whole numbers"):
         load_dataset("mnist")
     np.savez(path, **arrays, y_train=np.array([0, {}], dtype=object), y_test=np.zeros(2, int))
-    with pytest.raises(FedtailorError, match=r"cannot be read as .npz"):
+    with pytest.raises(FedtailorError, match="y_train holds Python objects, which are not read.*np.stack"):
         load_dataset("mnist")
     truncate(path)
     with pytest.raises(FedtailorError, match=r"cannot be read as .npz"):

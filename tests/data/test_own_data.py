@@ -60,6 +60,23 @@ def test_npz_of_anything_else(tmp_path: Path) -> None:
     assert grey.train.take(torch.tensor([0]))[0].shape == (1, 1, 6, 6)
 
 
+def test_what_is_said_of_a_file_is_about_it(tmp_path: Path) -> None:
+    def said(*shape: int, kind: type = np.float32) -> str:
+        arrays = {"x_train": np.zeros((12, *shape), kind), "x_test": np.zeros((4, *shape), kind)}
+        return " ".join(load_dataset(save(tmp_path / "a.npz", **arrays)).origin.sentences)
+
+    assert said(5).endswith("3 classes.")
+    assert "If they are pixels, store bytes" in said(3, 6, 6)
+    assert "measurements" not in said(3, 6, 6, kind=np.uint8)
+    assert "If they are measurements, store decimal numbers" in said(5, kind=np.int64)
+    prices = {"y_train": np.arange(12) * 1e4, "y_test": np.arange(4) * 1e4}
+    scaled = load_dataset(save(tmp_path / "a.npz", **prices), standardise_targets=True)
+    assert scaled.origin.targets["mean"] == [55000]
+    write_lines(tmp_path / "r.jsonl", [{"x": [i, 1], "y": i * 1000} for i in range(10)])
+    rows = load_dataset(str(tmp_path / "r.jsonl"), standardise_targets=True)
+    assert (rows.num_classes, rows.origin.targets["mean"]) == (0, [4000])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -138,6 +155,7 @@ def test_image_folder(tmp_path: Path) -> None:
     assert dataset.label_names == ("cat", "dog")
     assert dataset.train.targets.tolist() == [0, 1, 1]
     assert np.array_equal(dataset.train.columns[0][0].numpy(), some_images(1, 8, 8, 3)[0].transpose(2, 0, 1))
+    assert load_dataset(str(tmp_path / "a"), size=6).train.take(torch.tensor([0]))[0].shape == (1, 3, 6, 6)
     scaled = load_dataset(str(tmp_path / "a"), size=(4, 5), mode="L")
     assert scaled.train.take(torch.tensor([0]))[0].shape == (1, 1, 4, 5)
     write_images(
@@ -150,16 +168,28 @@ def test_image_folder(tmp_path: Path) -> None:
     with pytest.raises(FedtailorError, match="give size"):
         load_dataset(str(tmp_path / "b"))
     write_images(tmp_path / "a", "train/stray.png")
-    with pytest.raises(FedtailorError, match="folders deep"):
+    with pytest.raises(FedtailorError, match=r"0 folders deep \(train/stray.png\) and 1 folders deep"):
         load_dataset(str(tmp_path / "a"))
     (tmp_path / "a" / "train" / "stray.png").write_bytes(b"no image")
-    with pytest.raises(FedtailorError, match=r"stray.png: cannot be read as an image"):
+    with pytest.raises(FedtailorError, match=r"stray.png: cannot be read as an image\. "):
         load_dataset(str(tmp_path / "a"))
+    write_images(tmp_path / "flat", "1.png", "2.png")
+    with pytest.raises(
+        FedtailorError, match=r"in no folder of a class \(1.png\): expected a folder for each class"
+    ):
+        load_dataset(str(tmp_path / "flat"))
 
 
-def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(FedtailorError, match="no such file"):
-        load_dataset(str(tmp_path / "absent.npz"))
+def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for absent in ("absent.npz", "no/such/folder"):
+        first = absent.split("/")[0]
+        with pytest.raises(FedtailorError, match=f"no such file or folder; {tmp_path} has no '{first}'"):
+            load_dataset(str(tmp_path / absent))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        FedtailorError, match=f"unknown dataset 'picz'.*there is none called 'picz' in {tmp_path}"
+    ):
+        load_dataset("picz")
     (tmp_path / "table.xls").write_text("a,b")
     with pytest.raises(FedtailorError, match=r"unknown kind of data file '.xls'"):
         load_dataset(str(tmp_path / "table.xls"))
@@ -175,6 +205,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         ({"flip": 1}, "flip = 1 of mine.npz: expected a value like False"),
         ({"padding": True}, "padding = True"),
         ({"num_classes": -1}, "num_classes = -1"),
+        ({"num_classes": "many"}, "num_classes = 'many'"),
     ],
 )
 def test_wrong_options(tmp_path: Path, options, words: str) -> None:
@@ -183,6 +214,11 @@ def test_wrong_options(tmp_path: Path, options, words: str) -> None:
 
 
 def test_wrong_options_of_folders(tmp_path: Path) -> None:
-    for options, words in (({"mode": "CMYK"}, "mode"), ({"size": [3]}, "size"), ({"size": "a"}, "size")):
+    for options, words in (
+        ({"mode": "CMYK"}, "mode"),
+        ({"size": [3]}, "size"),
+        ({"size": "a"}, "size"),
+        ({"size": 0}, "size"),
+    ):
         with pytest.raises(FedtailorError, match=words):
             load_dataset(str(tmp_path), **options)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import fedtailor
 from fedtailor.data import load_dataset
+from fedtailor.data.scan import findings
 from fedtailor.errors import FedtailorError
 
 HEADER = "height,income,label"
@@ -35,7 +37,7 @@ def test_columns_become_scaled_features(tmp_path: Path) -> None:
     assert plain.train.take(torch.tensor([1]))[0].tolist() == [[1.0, 1000.0]]
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_separators_names_and_other_columns(tmp_path: Path, separator: str) -> None:
     lines = [
         "\ufeffa,who,part,kind",
@@ -70,6 +72,64 @@ def test_what_the_label_means(tmp_path: Path) -> None:
         table(tmp_path, "a,y", *(f"{row},{(-1) ** row}" for row in range(20))), targets="names"
     )
     assert signs.label_names == ("-1", "1")
+
+
+def test_several_columns_are_labels_that_hold_or_do_not(tmp_path: Path) -> None:
+    path = table(
+        tmp_path, "a,p,q,r", *(f"{row},{row % 2},{row % 3 // 2},{row % 5 // 4}" for row in range(20))
+    )
+    dataset = load_dataset(path, label=["p", "r"])
+    assert dataset.origin.columns == ("a", "q")
+    assert (dataset.num_classes, dataset.label_names) == (0, ("p", "r"))
+    assert dataset.test.targets.tolist() == [[0, 1], [1, 1], [0, 1], [1, 1]]
+    assert "columns p, r are the targets, 2 labels of 0 or 1 each" in dataset.origin.taken_for
+    assert findings(dataset) == ()
+    numbers = load_dataset(path, label=["p", "r"], targets="numbers")
+    assert (numbers.train.targets.dtype, numbers.label_names) == (torch.float32, ())
+    assert load_dataset(path, label=["p"]).num_classes == 2
+    run = {"dataset": path, "clients": 2, "options": {"label": ["p", "r"]}}
+    with pytest.warns(UserWarning, match="2 labels of 0 or 1"):
+        trained = fedtailor.train(
+            "mlp", run, "equal", "fedavg", task="multi-label", rounds=1, engine={"workers": 0}
+        )
+    assert trained.data.inputs()["labels"] == ["p", "r"]
+    texts = table(tmp_path, "text,p,q", *(f"word {row},{row % 2},1" for row in range(20)), name="texts.csv")
+    assert load_dataset(texts, label=["p", "q"]).train.targets[:2].tolist() == [[0, 1], [1, 1]]
+
+
+def test_decimal_commas_and_question_marks(tmp_path: Path) -> None:
+    lines = ["area;year;y", "118,5;1.990,25;0", ",5;7;1", "-3;?;0", "?;8;1", "1e3;9;0"]
+    dataset = load_dataset(table(tmp_path, *lines), standardise=False, missing="drop")
+    raw = torch.cat([part.take(torch.arange(len(part)))[0] for part in (dataset.train, dataset.test)])
+    assert raw.tolist() == [[118.5, 1990.25], [0.5, 7.0], [1000.0, 9.0]]
+    headless = load_dataset(table(tmp_path, "1,5;2,5;0", "3,5;4,5;1"), label="column 3", standardise=False)
+    assert headless.train.take(torch.tensor([1]))[0].tolist() == [[3.5, 4.5]]
+    thousands = load_dataset(table(tmp_path, "a;y", "1,234;0"), decimal=",", standardise=False)
+    assert thousands.train.take(torch.tensor([0]))[0].item() == pytest.approx(1.234)
+    texts = load_dataset(table(tmp_path, "text,y", "?,0", "well,1"))
+    assert len(texts.train) == 2
+
+
+def test_quantities_are_scaled_if_asked_for_and_the_scale_is_kept(tmp_path: Path) -> None:
+    path = table(tmp_path, "a,y", *(f"{row},{1000 * row}" for row in range(50)))
+    (large,) = findings(load_dataset(path, targets="numbers"))
+    assert large == (
+        "the targets of mine.csv have mean 24,000 and deviation 14,405: networks and learning rates are made for "
+        "numbers of about 1; [data] options = { standardise_targets = true } scales them"
+    )
+    (quantity,) = findings(load_dataset(path))
+    assert quantity.startswith(
+        "the targets of mine.csv look like a quantity (40 different whole numbers in 40"
+    )
+    assert "whole numbers up to 48,000" in load_dataset(path).origin.taken_for
+    scaled = load_dataset(path, standardise_targets=True)
+    assert scaled.train.targets.mean().item() == pytest.approx(0, abs=1e-6)
+    assert scaled.train.targets.std(correction=0).item() == pytest.approx(1)
+    assert findings(scaled) == ()
+    kept = scaled.origin.inputs(None, ())["targets"]
+    raw = scaled.test.targets * kept["std"][0] + kept["mean"][0]
+    assert raw.tolist() == pytest.approx([4000, 9000, 14000, 19000, 24000, 29000, 34000, 39000, 44000, 49000])
+    assert "(y - 24,000) / 14,405; losses and errors are of what is scaled" in scaled.origin.taken_for
 
 
 def test_numbers_that_are_not_there(tmp_path: Path) -> None:
@@ -117,6 +177,39 @@ def test_numbers_that_are_not_there(tmp_path: Path) -> None:
         (["a,client,y", "1,x,0", "2,,1"], {}, "names the client on some lines only"),
         ([""], {}, "holds no lines"),
         (["a,y", '1,"0'], {}, "cannot be read as CSV"),
+        (
+            ["a:b:y", "1:2:0"],
+            {},
+            r"has one column, 'a:b:y': several with ':' between them\? Expected a comma",
+        ),
+        (["a;y", "1,234;0", "5,678;1"], {}, r"holds '1,234' on line 2: expected numbers \(.*decimal = \",\""),
+        (["a;y", "1,5;0"], {"decimal": "."}, "holds '1,5' on line 2: expected numbers"),
+        (["a,y", "1,0"], {"decimal": ";"}, "decimal = ';': expected '.' or ','"),
+        (["a,y", "1,0"], {"label": 3}, "label = 3: expected the name of a column, or a list"),
+        (["a,y", "1,0"], {"label": []}, r"label = \[\]: expected the name of a column, or a list"),
+        (["a,y", "1,0"], {"label": ["y", "y"]}, "expected each column once"),
+        (["a,y", "1,0"], {"label": ["y", "z"]}, "unknown column of mine.csv, in label = 'z'"),
+        (
+            ["a,p,q", "1,0,2"],
+            {"label": ["p", "q"]},
+            "column q of .* holds 2 on line 2: expected 0 or 1; .*'numbers'",
+        ),
+        (
+            ["a,p,q", "1,0,1"],
+            {"label": ["p", "q"], "targets": "names"},
+            "targets = 'names': expected numbers",
+        ),
+        (
+            ["a,p,q", "1,0,1"],
+            {"label": ["p", "q"], "standardise_targets": True},
+            "expected quantities",
+        ),
+        (["a,y", "1,red"], {"standardise_targets": True}, "expected targets that are numbers, not names"),
+        (["a,y", "1,0"], {"client": ["a"]}, r"client = \['a'\]: expected the name of one column"),
+        (["a,y", "1,0"], {"leave_out": 3}, "leave_out = 3: expected a list of columns"),
+        (["a,y", "1,0"], {"num_classes": "many"}, "num_classes = 'many': expected 0"),
+        (["text,y", "so dull,0"], {"text": ["text"]}, r"text = \['text'\]: expected the name of one column"),
+        (["text,y", "so dull,0"], {"lenth": 3}, "did you mean 'length'.*read_as"),
     ],
 )
 def test_wrong_tables(tmp_path: Path, lines: list[str], options: dict, words: str) -> None:

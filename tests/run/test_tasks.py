@@ -16,7 +16,7 @@ import fedtailor
 from fedtailor import FederatedData, FedtailorError, Objective
 from fedtailor.config import make_config, to_toml
 from fedtailor.data.batches import Examples, target_of
-from fedtailor.data.scan import looks_like_quantity
+from fedtailor.data.sources import looks_like_quantity
 from fedtailor.objective import OWN, TASKS
 from fedtailor.objective.losses import binary_cross_entropy, distillation_loss, squared_error
 from fedtailor.objective.tasks import told_by_shapes

@@ -60,7 +60,7 @@ def _unequal(values: object) -> str:
 
 def _no_numbers(values: object, array: np.ndarray[Any, Any]) -> str:
     """What a column holds that is no number: of a table, which of its columns."""
-    kinds = getattr(values, "dtypes", None)  # of a pandas DataFrame, by column
+    kinds: Any = getattr(values, "dtypes", None)  # of a pandas DataFrame, by column
     if hasattr(kinds, "items"):
         words = [
             str(name) for name, kind in kinds.items() if np.dtype(object) == kind or kind.kind not in "biuf"

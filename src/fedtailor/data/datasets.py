@@ -74,7 +74,8 @@ def _source(name: str) -> Source:
             "dataset",
             name,
             sources,
-            hint="; or the path of a .csv, .jsonl, .npz or .parquet file or a folder of images",
+            hint="; or the path of a .csv, .jsonl, .npz or .parquet file or a folder of images, and there is none "
+            f"called {name!r} in {Path.cwd()}",
         )
     return sources[name]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,20 @@ import torch
 from fedtailor.data.batches import Examples
 from fedtailor.data.formats.archive import walk
 from fedtailor.data.formats.features import TableOptions, read_features
-from fedtailor.data.formats.images import ENDINGS, of_bytes, preparation_of, stack_images
+from fedtailor.data.formats.images import (
+    ENDINGS,
+    of_bytes,
+    preparation_of,
+    stack_images,
+    taken_for_images,
+)
 from fedtailor.data.formats.labelled import TEXTS, LabelledTextOptions, read_labelled_text
-from fedtailor.data.formats.labels import for_testing, label_numbers
+from fedtailor.data.formats.labels import for_testing, label_numbers, scaled_targets
 from fedtailor.data.formats.lines import numbered_records, read_texts
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.formats.tables import LABELS, read_table
 from fedtailor.data.formats.text import Alphabet, WindowSettings, text_dataset
-from fedtailor.data.sources import Dataset, Origin, check_options, own_dataset
+from fedtailor.data.sources import Dataset, Origin, check_options, own_dataset, targets_in_words
 from fedtailor.errors import FedtailorError, require, unknown
 
 ENDINGS_OF_FILES = (".csv", ".jsonl", ".npz", ".parquet", ".tsv")
@@ -42,7 +48,8 @@ def read_own(path: Path, **options: Any) -> Dataset:
         raise unknown(f"{READ_AS} of {path.name}", wanted, kinds)
     reader = kinds[wanted or (_guess(path, options) if len(kinds) > 1 else next(iter(kinds)))]
     settings = _settings(reader)
-    check_options(path.name, options, _defaults(reader, settings))
+    choice = {READ_AS: ""} if len(kinds) > 1 else {}
+    check_options(path.name, options, {**_defaults(reader, settings), **choice})
     return reader(path, **options) if settings is None else reader(path, settings(**options))
 
 
@@ -50,12 +57,15 @@ def _kinds(path: Path) -> dict[str, Callable[..., Dataset]]:
     """What a file of this ending may hold, by the names of ``read_as``."""
     if path.is_dir():
         return {"images": read_image_folder}
+    if not path.exists():
+        whole = path.absolute()
+        there = next(folder for folder in whole.parents if folder.exists())
+        missing = whole.relative_to(there).parts[0]
+        raise FedtailorError(f"data set {path}: there is no such file or folder; {there} has no {missing!r}")
     if path.suffix not in ENDINGS_OF_FILES:
         raise unknown(
             "kind of data file", path.suffix or path.name, ENDINGS_OF_FILES, hint=", or a folder of images"
         )
-    if not path.exists():
-        raise FedtailorError(f"data set {path}: there is no such file")
     if path.suffix == ".npz":
         return {"arrays": read_arrays}
     if path.suffix == ".jsonl":
@@ -94,7 +104,12 @@ def _defaults(reader: Callable[..., Dataset], settings: type[Any] | None) -> dic
 
 
 def read_arrays(
-    path: Path, *, num_classes: int | None = None, padding: int = 0, flip: bool = False
+    path: Path,
+    *,
+    num_classes: int | None = None,
+    padding: int = 0,
+    flip: bool = False,
+    standardise_targets: bool = False,
 ) -> Dataset:
     """``x_train y_train x_test y_test``, optionally ``client_train client_test client_names label_names``.
 
@@ -104,6 +119,9 @@ def read_arrays(
     arrays = read_npz(path)
     names = arrays.get("label_names")
     y_train, y_test, found = label_numbers(arrays["y_train"], arrays["y_test"])
+    scale: dict[str, list[float]] = {}
+    if standardise_targets:
+        y_train, y_test, scale = scaled_targets(arrays["y_train"], arrays["y_test"])
     train, test = of_bytes(
         Examples.of(arrays["x_train"], y_train),
         Examples.of(arrays["x_test"], y_test),
@@ -120,7 +138,8 @@ def read_arrays(
         label_names=found if names is None else tuple(map(str, names.tolist())),
         client_names=arrays.get("client_names"),
     )
-    return replace(dataset, origin=Origin(*_taken_for(dataset), symbols=_symbols(dataset)))
+    dataset = replace(dataset, origin=Origin(targets=scale))
+    return replace(dataset, origin=Origin(*_taken_for(dataset), symbols=_symbols(dataset), targets=scale))
 
 
 def read_texts_by_user(
@@ -138,7 +157,7 @@ def read_texts_by_user(
     return replace(dataset, origin=Origin(taken_for, otherwise))
 
 
-def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
+def read_rows(path: Path, *, num_classes: int | None = None, standardise_targets: bool = False) -> Dataset:
     """JSON lines with ``x``, ``y`` and optionally ``client`` and ``split`` (train or test).
 
     Where no line has a ``split``, every fifth is for testing.
@@ -166,6 +185,9 @@ def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
         raise FedtailorError(f"{path} names the client on some lines only: expected on all or on none")
     test = for_testing(columns["test"])
     y_train, y_test, names = label_numbers(y[~test], y[test])
+    scale: dict[str, list[float]] = {}
+    if standardise_targets:
+        y_train, y_test, scale = scaled_targets(y[~test], y[test])
     ids = np.asarray([str(entry) for entry in columns["client"]]) if all(given) else None
     dataset = own_dataset(
         Examples.of(x[~test], y_train),
@@ -177,7 +199,10 @@ def read_rows(path: Path, *, num_classes: int | None = None) -> Dataset:
         label_names=names,
     )
     lines = np.array(columns["line"], dtype=np.int64)
-    origin = Origin(*_taken_for(dataset), lines=(lines[~test], lines[test]), symbols=_symbols(dataset))
+    dataset = replace(dataset, origin=Origin(targets=scale))
+    origin = Origin(
+        *_taken_for(dataset), lines=(lines[~test], lines[test]), symbols=_symbols(dataset), targets=scale
+    )
     return replace(dataset, origin=origin)
 
 
@@ -185,30 +210,29 @@ def read_image_folder(
     path: Path,
     *,
     mode: str = "RGB",
-    size: tuple[int, int] | None = None,
+    size: int | Sequence[int] | None = None,
     padding: int = 0,
     flip: bool = False,
 ) -> Dataset:
     """``[train|test]/[client]/class/image``: an image lies in the folder of its class, and of its client.
 
     Without ``train`` and ``test``, every fifth image is a test image. ``mode`` is RGB or L (grey), ``size``
-    is (height, width) to scale all images to.
+    is (height, width), or one number for both, to scale all images to.
     """
     require(mode in {"RGB", "L"}, "mode", mode, "RGB or L (grey)")
-    sized = size is None or (len(size) == 2 and all(type(side) is int and side > 0 for side in size))
-    require(sized, "size", size, "[height, width] in pixels")
+    sides: Any = (size, size) if type(size) is int else size
+    listed = isinstance(sides, list | tuple) and len(sides) == 2
+    fine = sides is None or (listed and all(type(side) is int and side > 0 for side in sides))
+    require(fine, "size", size, "[height, width] in pixels, or one number for both")
     files = walk(path, lambda name: name.lower().endswith(ENDINGS))
-    names, pixels = stack_images(files, path, mode, None if size is None else (size[0], size[1]))
+    names, pixels = stack_images(files, path, mode, None if sides is None else (sides[0], sides[1]))
     paths = [name.split("/")[:-1] for name in names]
     parted = all(folders and folders[0] in {"train", "test"} for folders in paths)
     test = for_testing([folders[0] == "test" if parted else None for folders in paths])
     below = [folders[1:] if parted else folders for folders in paths]
     depths = {len(folders) for folders in below}
     if depths not in ({1}, {2}):
-        raise FedtailorError(
-            f"{path} has images {sorted(depths)} folders deep: "
-            f"expected class/image for all, or client/class/image for all"
-        )
+        raise FedtailorError(_misplaced(path, names, [len(folders) for folders in below]))
     labels, ids = np.array([folders[-1] for folders in below]), np.array([folders[0] for folders in below])
     y_train, y_test, label_names = label_numbers(labels[~test], labels[test])
     preparation = preparation_of(pixels[~test], padding=padding, flip=flip)
@@ -229,6 +253,19 @@ def read_image_folder(
     return replace(dataset, origin=Origin(taken_for, otherwise, decoding=decoding))
 
 
+def _misplaced(path: Path, names: list[str], depths: list[int]) -> str:
+    """What is wrong with where images lie, with one of them."""
+    expected = (
+        "expected a folder for each class, class/image, or for each client and class, client/class/image"
+    )
+    if set(depths) == {0}:
+        return f"{path} has images that are in no folder of a class ({names[0]}): {expected}"
+    where = " and ".join(
+        f"{depth} folders deep ({names[depths.index(depth)]})" for depth in sorted(set(depths))
+    )
+    return f"{path} has images {where}: {expected}; the same for all"
+
+
 def _symbols(dataset: Dataset) -> int | None:
     """How many tokens there are, where inputs are rows of whole numbers; at least as many as classes."""
     inputs = [part.columns[0] for part in (dataset.train, dataset.test) if isinstance(part.columns, tuple)]
@@ -244,20 +281,13 @@ def _taken_for(dataset: Dataset) -> tuple[str, str]:
     x = columns[0]
     sides = " x ".join(map(str, x.shape[1:])) or "one"
     if x.dtype == torch.uint8:
-        kind, otherwise = (
-            f"images ({sides}), normalised to mean 0 and deviation 1",
-            "Decimal numbers stay as they are.",
-        )
+        kind = taken_for_images(x)
+        otherwise = "To say otherwise: store decimal numbers, which reach the network as they are."
     elif x.is_floating_point():
-        kind, otherwise = (
-            f"decimal numbers ({sides} each), as they are",
-            "Pixels stored as bytes would be normalised.",
-        )
+        kind = f"decimal numbers ({sides} each), as they are"
+        otherwise = "If they are pixels, store bytes (uint8): those are normalised." if x.dim() > 2 else ""
     else:
-        kind, otherwise = (
-            f"whole numbers ({sides} each), such as tokens",
-            "Measurements have to be decimal numbers.",
-        )
-    target = f"{dataset.num_classes} classes" if dataset.num_classes else "numbers, no classes"
+        kind = f"whole numbers ({sides} each), such as tokens"
+        otherwise = "If they are measurements, store decimal numbers."
     sizes = f"{len(dataset.train):,} training and {len(dataset.test):,} test examples"
-    return f"{dataset.name} is taken for {kind}: {sizes} of {target}.", otherwise
+    return f"{dataset.name} is taken for {kind}: {sizes} of {targets_in_words(dataset)}.", otherwise

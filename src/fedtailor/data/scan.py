@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtailor.data.batches import Batch, Examples, inputs_of
 from fedtailor.data.formats.labels import places
 from fedtailor.data.partitions import Array, Partition
-from fedtailor.data.sources import Dataset
+from fedtailor.data.sources import Dataset, in_words, looks_like_quantity
 from fedtailor.data.transforms import TextWindows
 
 BLOCK = 2048  # examples that are looked at together
@@ -20,7 +20,6 @@ RARE, RARE_SHARE = (
     10,
     0.1,
 )  # a class is rare below so many examples, if others have ten times as many on average
-MANY, GAPS = 20, 10  # from so many values on, and so many numbers for each of them, labels are hardly classes
 SMALL, FAR = 0.01, 10.0  # deviations and means of targets between them need no scaling
 MOST_NAMED = 5
 MOST_CLIENTS = 10
@@ -38,24 +37,6 @@ def findings(dataset: Dataset) -> tuple[str, ...]:
     found += _constant(dataset)
     found += _targets(dataset)
     return tuple(found)
-
-
-def looks_like_quantity(labels: Tensor) -> str:
-    """What whole-number targets are like that are clearly no classes, and what to do; "" where they may be classes.
-
-    Many different values with large gaps between them are a price or a year; also where hardly any value comes twice.
-    """
-    if labels.is_floating_point() or labels.dim() != 1 or len(labels) == 0:
-        return ""
-    different, highest = len(labels.unique()), int(labels.max())
-    gaps = GAPS if different <= len(labels) / 2 else 2
-    if different < MANY or highest + 1 <= gaps * different:
-        return ""
-    return (
-        f"look like a quantity ({different:,} different whole numbers in {len(labels):,} examples, up to {highest:,}): "
-        "set objective.task = 'regression' (task='regression' in Python); if they are classes, number them from 0 "
-        'without gaps (of a table, options = { targets = "names" })'
-    )
 
 
 def bad_rows(examples: Examples) -> Tensor:
@@ -244,15 +225,6 @@ def _size_of_targets(dataset: Dataset, labels: Tensor) -> Iterator[str]:
         f"the targets of {dataset.name} have mean {in_words(mean)} and deviation {in_words(deviation)}: "
         f"networks and learning rates are made for numbers of about 1; {scaling}"
     )
-
-
-def in_words(number: float) -> str:
-    """A number of any size for a sentence.
-
-    >>> in_words(384824.2), in_words(0.0123456)
-    ('384,824', '0.01235')
-    """
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 def _classes(dataset: Dataset, labels: Array, counts: Array) -> Iterator[str]:

@@ -24,6 +24,9 @@ UNLABELLED = (
 )  # the class of a position of a sequence that has no label (padding); PyTorch's own number for it
 
 
+MANY, GAPS = 20, 10  # from so many values on, and so many numbers for each of them, labels are hardly classes
+
+
 @dataclass(frozen=True, eq=False)
 class Origin:
     """What is known of the file that the examples were read from; for people, and for whoever deploys a network."""
@@ -36,6 +39,9 @@ class Origin:
     vocabulary: Vocabulary | None = None
     symbols: int | None = None  # how many different tokens the inputs may hold
     decoding: Mapping[str, Any] = field(default_factory=dict)  # how image files became pixels
+    targets: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # mean and std by which numbers to be told were scaled
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -50,6 +56,7 @@ class Origin:
             "columns": list(self.columns),
             "images": dict(self.decoding),
             "labels": list(label_names),
+            "targets": dict(self.targets),
         }
         return {name: value for name, value in known.items() if value}
 
@@ -144,7 +151,8 @@ def own_dataset(
     client_names: Array | None = None,
 ) -> Dataset:
     """A user's examples as a data set; ``num_classes`` defaults to what the labels show, 0: they are no classes."""
-    require(num_classes is None or num_classes >= 0, "num_classes", num_classes, "0 (no classes) or more")
+    fine = num_classes is None or (type(num_classes) is int and num_classes >= 0)
+    require(fine, "num_classes", num_classes, "0 (no classes) or more")
     if num_classes is None:
         targets = [part.targets for part in (train, test) if len(part)]
         whole = all(not part.is_floating_point() for part in targets)
@@ -180,6 +188,50 @@ def check_labels(labels: Tensor, num_classes: int, where: str) -> None:
             f"label {wrong} of example {position} in {where}: expected 0 to {num_classes - 1}; "
             "num_classes = 0 says that they are no classes"
         )
+
+
+def looks_like_quantity(labels: Tensor) -> str:
+    """What whole-number targets are like that are clearly no classes, and what to do; "" where they may be classes.
+
+    Many different values with large gaps between them are a price or a year; also where hardly any value comes twice.
+    """
+    if labels.is_floating_point() or labels.dim() != 1 or len(labels) == 0:
+        return ""
+    different, highest = len(labels.unique()), int(labels.max())
+    gaps = GAPS if different <= len(labels) / 2 else 2
+    if different < MANY or highest + 1 <= gaps * different:
+        return ""
+    return (
+        f"look like a quantity ({different:,} different whole numbers in {len(labels):,} examples, up to {highest:,}): "
+        "set objective.task = 'regression' (task='regression' in Python); if they are classes, number them from 0 "
+        'without gaps (of a table, options = { targets = "names" })'
+    )
+
+
+def targets_in_words(dataset: Dataset) -> str:
+    """What the targets of a user's file are taken for."""
+    targets, scale = dataset.train.targets, dataset.origin.targets
+    if targets.dim() > 1 and dataset.label_names:
+        return f"{len(dataset.label_names)} labels of 0 or 1 each (objective.task = 'multi-label')"
+    if looks_like_quantity(targets):
+        return f"whole numbers up to {int(targets.max()):,}"
+    if dataset.num_classes:
+        named = f" ({', '.join(dataset.label_names)})" if 0 < len(dataset.label_names) <= 8 else ""
+        return f"{dataset.num_classes} classes{named}"
+    if scale:
+        each = zip(scale["mean"], scale["std"], strict=True)
+        scales = ", ".join(f"(y - {in_words(mean)}) / {in_words(std)}" for mean, std in each)
+        return f"a number (objective.task = 'regression'), scaled: {scales}; losses and errors are of what is scaled"
+    return "a number (objective.task = 'regression')" if targets.dim() == 1 else "several numbers each"
+
+
+def in_words(number: float) -> str:
+    """A number of any size for a sentence.
+
+    >>> in_words(384824.2), in_words(0.0123456)
+    ('384,824', '0.01235')
+    """
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 @dataclass(frozen=True)

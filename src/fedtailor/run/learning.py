@@ -11,7 +11,7 @@ import torch
 from fedtailor.data.datasets import Dataset
 from fedtailor.data.federated import FederatedData
 from fedtailor.data.formats.images import channels_last, only_input
-from fedtailor.data.scan import looks_like_quantity
+from fedtailor.data.sources import looks_like_quantity
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.recorder import ExampleError
 from fedtailor.errors import FedtailorError

@@ -46,7 +46,10 @@ def decode(content: bytes, where: str, mode: str, size: tuple[int, int] | None) 
                 pixels = pixels.resize((size[1], size[0]))
             return np.asarray(pixels)
     except (OSError, SyntaxError, ValueError) as error:  # Pillow calls a broken PNG a SyntaxError
-        raise broken(where, f"cannot be read as an image ({error})") from error
+        reason = (
+            "" if "BytesIO" in str(error) else f" ({error})"
+        )  # of what Pillow cannot tell it names our buffer
+        raise broken(where, f"cannot be read as an image{reason}") from error
 
 
 def stack_images(

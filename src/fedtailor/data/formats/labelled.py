@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 
 from fedtailor.data.batches import Examples
-from fedtailor.data.formats.labels import clients_of, label_numbers, places, split_of, targets_of
-from fedtailor.data.formats.tables import CLIENTS, LABELS, Table, is_nothing, read_table
+from fedtailor.data.formats.labels import (
+    clients_of,
+    label_columns,
+    places,
+    split_of,
+    targets_in_parts,
+)
+from fedtailor.data.formats.tables import CLIENTS, Table, is_nothing, read_table
 from fedtailor.data.partitions import Array
-from fedtailor.data.sources import Dataset, Origin, own_dataset
+from fedtailor.data.sources import Dataset, Origin, own_dataset, targets_in_words
 from fedtailor.data.vocabulary import PADDING, Vocabulary, units_of, usual_length
 from fedtailor.errors import FedtailorError, require
 
@@ -29,10 +35,13 @@ class LabelledTextOptions:
     vocabulary_size: int = 10_000
     length: int | None = None  # numbers per text; None: what holds nineteen of twenty texts whole
     text: str | None = None  # columns, where they have other names
-    label: str | None = None
+    label: str | Sequence[str] | None = None  # several: 0 or 1 each
     client: str | None = None
     targets: str | None = None
     num_classes: int | None = None
+    standardise_targets: bool = (
+        False  # mean 0 and deviation 1 over the training part, of a label that is a quantity
+    )
 
     def __post_init__(self) -> None:
         kinds = ("words", "characters")
@@ -45,35 +54,37 @@ class LabelledTextOptions:
 def read_labelled_text(path: Path, options: LabelledTextOptions) -> Dataset:
     """Texts to rows of numbers, filled with 0 to one length; the vocabulary is that of the training part."""
     table = read_table(path)
-    text, label = table.one_of(options.text, TEXTS, "text"), table.one_of(options.label, LABELS, "label")
-    if text is None or label is None:
+    text, labels = table.one_of(options.text, TEXTS, "text"), label_columns(table, options.label)
+    if text is None or not labels:
         raise FedtailorError(f"{path} has {', '.join(table.columns)}: expected text (or tokens) and label")
     texts = table.columns[text]
-    empty = [line for line, value in zip(table.lines.tolist(), texts, strict=True) if is_nothing(value)]
+    lines = zip(table.lines.tolist(), texts, strict=True)
+    empty = [line for line, value in lines if is_nothing(value) and value != "?"]
     if empty:
         raise FedtailorError(
-            f"{path} has no {text} on {places(empty, table.line_word)}: expected {text} and {label}"
+            f"{path} has no {text} on {places(empty, table.line_word)}: expected {text} and {', '.join(labels)}"
         )
     test = split_of(table, table.one_of(None, ("split",), "split"))
-    labels = targets_of(table, label, options.targets)
     clients = clients_of(table, table.one_of(options.client, CLIENTS, "client"))
-    y_train, y_test, names = label_numbers(labels[~test], labels[test])
+    y = targets_in_parts(table, labels, test, options.targets, options.standardise_targets)
     rows, vocabulary = _numbers(table, text, ~test, options)
     dataset = own_dataset(
-        Examples.of(rows[~test], y_train),
-        Examples.of(rows[test], y_test),
+        Examples.of(rows[~test], y.train),
+        Examples.of(rows[test], y.test),
         client_train=None if clients is None else clients[~test],
         client_test=None if clients is None else clients[test],
-        num_classes=options.num_classes,
+        num_classes=0 if y.several else options.num_classes,
         name=path.name,
-        label_names=names,
+        label_names=y.names,
     )
+    dataset = replace(dataset, origin=Origin(targets=y.scale))
     origin = Origin(
         taken_for=_taken_for(dataset, rows, vocabulary),
         otherwise=_otherwise(path, vocabulary),
         lines=(table.lines[~test], table.lines[test]),
         line_word=table.line_word,
         vocabulary=vocabulary,
+        targets=y.scale,
         symbols=int(rows.max(initial=0)) + 1 if vocabulary is None else len(vocabulary),
     )
     return replace(dataset, origin=origin)
@@ -130,16 +141,13 @@ def _filled(table: Table, column: str, length: int) -> Array:
 
 
 def _taken_for(dataset: Dataset, rows: Array, vocabulary: Vocabulary | None) -> str:
-    classes = dataset.num_classes
-    named = f" ({', '.join(dataset.label_names)})" if 0 < len(dataset.label_names) <= 8 else ""
-    target = f"{classes} classes{named}" if classes else "a number each"
     unit = "tokens" if vocabulary is None else vocabulary.unit
     source = (
         f"{vocabulary.name}" if vocabulary is not None else f"tokens 0 to {int(rows.max(initial=0))} as given"
     )
     return (
         f"{dataset.name} is taken for labelled text: {len(dataset.train):,} training and {len(dataset.test):,} test "
-        f"examples of {target}; the first {rows.shape[1]} {unit} of each, from {source}."
+        f"examples of {targets_in_words(dataset)}; the first {rows.shape[1]} {unit} of each, from {source}."
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedtailor.data.formats.tables import Table, is_nothing
+from fedtailor.data.formats.tables import LABELS, Table, is_nothing
 from fedtailor.data.partitions import Array
 from fedtailor.errors import FedtailorError, require, unknown
 
@@ -31,14 +33,49 @@ def for_testing(marked: list[bool | None]) -> Array:
     return np.array([bool(mark) for mark in marked])
 
 
-def targets_of(table: Table, name: str, targets: str | None) -> Array:
-    """The label column: names, whole numbers (classes) or decimal numbers (a quantity).
+def label_columns(table: Table, given: str | Sequence[str] | None) -> list[str]:
+    """The columns that hold the label, or one label each; none where nothing was said and none has a usual name."""
+    if given is None or isinstance(given, str):
+        found = table.one_of(given, LABELS, "label")
+        return [] if found is None else [found]
+    named = (
+        isinstance(given, list | tuple) and len(given) > 0 and all(isinstance(name, str) for name in given)
+    )
+    require(named, "label", given, "the name of a column, or a list of several with 0 or 1 each")
+    require(len(set(given)) == len(given), "label", given, "each column once")
+    return [str(table.one_of(name, LABELS, "label")) for name in given]
+
+
+def targets_of(table: Table, names: Sequence[str], targets: str | None) -> Array:
+    """The label column: names, whole numbers (classes) or decimal numbers (a quantity); of several columns, 0 and 1.
 
     ``targets`` says otherwise: ``names`` makes a class of every value that occurs, ``numbers`` a quantity of whole
     numbers.
     """
     if targets is not None and targets not in TARGETS:
         raise unknown("targets", targets, TARGETS)
+    if len(names) == 1:
+        return _one_target(table, names[0], targets)
+    require(
+        targets in (None, "numbers"),
+        "targets",
+        targets,
+        f"numbers, or nothing, for the columns {', '.join(names)}",
+    )
+    columns = np.stack([_one_target(table, name, "numbers") for name in names], axis=1)
+    if targets == "numbers":
+        return columns
+    for name, column in zip(names, columns.T, strict=True):
+        wrong = np.flatnonzero((column != 0) & (column != 1))
+        if len(wrong):
+            raise FedtailorError(
+                f"column {name} of {table.path}, one of several labels, holds {column[wrong[0]]:g} on "
+                f"{table.line_word} {table.lines[wrong[0]]}: expected 0 or 1; or say targets = 'numbers'"
+            )
+    return columns.astype(np.int64)
+
+
+def _one_target(table: Table, name: str, targets: str | None) -> Array:
     values = table.columns[name]
     empty = [line for line, value in zip(table.lines.tolist(), values, strict=True) if is_nothing(value)]
     if empty:
@@ -61,6 +98,47 @@ def targets_of(table: Table, name: str, targets: str | None) -> Array:
     if targets == "classes":
         require(whole, "targets", targets, f"whole numbers in column {name} of {table.path}")
     return numbers.astype(np.int64) if whole and targets != "numbers" else numbers.astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The targets of both parts as numbers, and what they mean."""
+
+    train: Array
+    test: Array
+    names: tuple[str, ...]  # of the classes, or of several labels
+    several: bool  # 0 or 1 for each of several labels
+    scale: Mapping[str, list[float]]  # the mean and std that they had, where they were scaled
+
+
+def targets_in_parts(
+    table: Table, columns: Sequence[str], test: Array, targets: str | None, standardise: bool
+) -> Targets:
+    """The label columns, told apart by which rows are for testing; ``standardise`` scales a quantity."""
+    y = targets_of(table, columns, targets)
+    y_train, y_test, names = label_numbers(y[~test], y[test])
+    several = y.ndim > 1 and y.dtype.kind == "i"
+    scale: Mapping[str, list[float]] = {}
+    if standardise:
+        require(
+            not several, "standardise_targets", True, "quantities, not labels of 0 and 1: targets = 'numbers'"
+        )
+        y_train, y_test, scale = scaled_targets(y[~test], y[test])
+    return Targets(y_train, y_test, tuple(columns) if several else names, several, scale)
+
+
+def scaled_targets(train: Array, test: Array) -> tuple[Array, Array, dict[str, list[float]]]:
+    """Numbers to be told, with mean 0 and deviation 1 over the training part; and the mean and deviation they had."""
+    require(train.dtype.kind in "iuf", "standardise_targets", True, "targets that are numbers, not names")
+    numbers = train.astype(np.float64).reshape(len(train), -1)
+    mean, std = numbers.mean(axis=0), numbers.std(axis=0)
+    std = np.where(std > 0, std, 1.0)
+
+    def scaled(values: Array) -> Array:
+        flat = (values.reshape(len(values), -1) - mean) / std
+        return np.asarray(flat.reshape(values.shape), dtype=np.float32)
+
+    return scaled(train), scaled(test), {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def split_of(table: Table, name: str | None) -> Array:

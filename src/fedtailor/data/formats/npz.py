@@ -18,16 +18,25 @@ OPTIONAL = ("client_train", "client_test", "client_names", "label_names")
 
 def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of the file by name; arrays of Python objects are refused, since they could run code."""
+    arrays: dict[str, Array] = {}
+    name = ""
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise broken(path, "holds a single array, expected an .npz archive")
         with archive:
             names = archive.files
-            arrays = {name: archive[name] for name in names if name in (*NEEDED, *OPTIONAL)}
+            for name in names:
+                if name in (*NEEDED, *OPTIONAL):
+                    arrays[name] = archive[name]
     except FedtailorError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        if "Object arrays" in str(error):
+            raise FedtailorError(
+                f"{path}: {name} holds Python objects, which are not read, as they could run code: expected one "
+                f"array of numbers or names; np.stack({name}) makes one of equal parts, {name}.astype(str) of names"
+            ) from error
         raise broken(path, f"cannot be read as .npz ({error})") from error
     except OSError as error:
         raise FedtailorError(f"cannot read {path}: {error}") from error

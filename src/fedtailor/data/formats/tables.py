@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,13 @@ from fedtailor.data.batches import TARGET_KEYS
 from fedtailor.data.files import broken, read_file
 from fedtailor.data.formats.lines import numbered_records
 from fedtailor.data.partitions import Array
-from fedtailor.errors import FedtailorError, unknown
+from fedtailor.errors import FedtailorError, require, unknown
 
-SEPARATORS = (",", ";", "\t")
-NOTHING = frozenset({"", "na", "n/a", "nan", "null", "none"})  # cells that say that there is no value
+SEPARATORS = ("\t", ";", "|", ",")  # of two that fit alike, the first: a comma may stand in a number
+DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+")
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+ROWS_TO_JUDGE = 20  # by which the separator is told
+NOTHING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # cells that say that there is no value
 LABELS = (*TARGET_KEYS, "class")  # columns that are taken for the label
 CLIENTS = ("client", "user")
 LARGEST_CELL = 2**24  # characters
@@ -56,9 +61,15 @@ class Table:
     def one_of(self, given: str | None, usual: Sequence[str], setting: str) -> str | None:
         """The column that the user named, or the only one with a usual name; None where there is none."""
         if given is not None:
+            require(isinstance(given, str), setting, given, "the name of one column")
             if given not in self.columns:
                 raise unknown(f"column of {self.path.name}, in {setting} =", given, self.columns)
             return given
+        if len(self.columns) == 1 and (signs := _signs(next(iter(self.columns)))):
+            raise FedtailorError(
+                f"{self.path} has one column, {next(iter(self.columns))!r}: several with {signs!r} between them? "
+                "Expected a comma, a semicolon, a tab or | between cells"
+            )
         found = [name for name in self.columns if name.lower() in usual]
         if len(found) > 1:
             raise FedtailorError(
@@ -72,6 +83,12 @@ class Table:
         chosen = rows.tolist()
         columns = {name: [values[row] for row in chosen] for name, values in self.columns.items()}
         return Table(self.path, columns, self.lines[rows], self.line_word, self.unnamed)
+
+
+def _signs(header: str) -> str:
+    """The sign that seems to stand between names in what was read as one; "" where there is none."""
+    found = re.fullmatch(r"\w+(?:([^\w\s]|\s+)\w+)(?:\1\w+)+", header)
+    return found.group(1) if found else ""
 
 
 def is_nothing(value: object) -> bool:
@@ -89,11 +106,11 @@ def _is_number(value: object) -> bool:
     return True
 
 
-def read_table(path: Path) -> Table:
-    """The table in a file, by the ending of its name."""
+def read_table(path: Path, decimal: str | None = None) -> Table:
+    """The table in a file, by the ending of its name; ``decimal`` is the sign in the numbers of a CSV file."""
     if path.suffix == ".jsonl":
         return read_lines(path)
-    return read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
+    return read_parquet(path) if path.suffix == ".parquet" else read_csv(path, decimal)
 
 
 def read_lines(path: Path) -> Table:
@@ -104,20 +121,23 @@ def read_lines(path: Path) -> Table:
     return Table(path, columns, np.array([line for line, _ in found], dtype=np.int64))
 
 
-def read_csv(path: Path) -> Table:
-    """Comma, semicolon or tab between the cells; the first line has the names, unless all of it is numbers."""
+def read_csv(path: Path, decimal: str | None = None) -> Table:
+    """Comma, semicolon, tab or | between the cells; the first line has the names, unless all of it is numbers.
+
+    Where no comma stands between the cells, it may stand in numbers: ``118,5``.
+    """
     try:
         text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FedtailorError(
             f"{path} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
         ) from error
-    first = text.lstrip("\r\n").partition("\n")[0]
-    separator = "\t" if path.suffix == ".tsv" else max(SEPARATORS, key=first.count)
+    separator = "\t" if path.suffix == ".tsv" else _separator(text)
     rows, lines = _rows(path, text, separator)
     if not rows:
         raise FedtailorError(f"{path} holds no lines: expected the names of columns and then rows of numbers")
-    headless = all(_is_number(cell) for cell in rows[0])
+    commas = separator != "," and decimal != "."
+    headless = all(_is_number(cell) or (commas and DECIMAL_COMMA.fullmatch(cell.strip())) for cell in rows[0])
     names = [f"column {place}" for place in range(1, len(rows[0]) + 1)] if headless else _names(path, rows[0])
     body, lines = (rows, lines) if headless else (rows[1:], lines[1:])
     for row, line in zip(body, lines, strict=True):
@@ -128,7 +148,37 @@ def read_csv(path: Path) -> Table:
     columns = (
         dict(zip(names, map(list, zip(*body, strict=True)), strict=True)) if body else {n: [] for n in names}
     )
+    if commas:
+        columns = {name: _with_points(column, sure=decimal == ",") for name, column in columns.items()}
     return _without_count(Table(path, columns, np.array(lines, dtype=np.int64)))
+
+
+def _separator(text: str) -> str:
+    """The sign that makes equally many cells, and most, of the first rows; if none does, the first line's own."""
+    widths: dict[str, int] = {}
+    for sign in SEPARATORS:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
+        try:
+            counts = {len(row) for row in itertools.islice(filter(None, reader), ROWS_TO_JUDGE)}
+        except csv.Error:
+            continue
+        if len(counts) == 1:
+            widths[sign] = counts.pop()
+    if max(widths.values(), default=1) > 1:
+        return max(widths, key=lambda sign: widths[sign])
+    first = text.lstrip("\r\n").partition("\n")[0]
+    return max(reversed(SEPARATORS), key=first.count)
+
+
+def _with_points(column: list[str], sure: bool) -> list[str]:
+    """A column of decimal commas with points; as it is if it holds other things, or if commas may mean thousands."""
+    cells = [cell.strip() for cell in column if not is_nothing(cell)]
+    with_comma = [cell for cell in cells if "," in cell]
+    if not with_comma or not all(DECIMAL_COMMA.fullmatch(cell) or _is_number(cell) for cell in cells):
+        return column
+    if not sure and all(THOUSANDS.fullmatch(cell) for cell in with_comma):
+        return column
+    return [cell.replace(".", "").replace(",", ".") if "," in cell else cell for cell in column]
 
 
 def _rows(path: Path, text: str, separator: str) -> tuple[list[list[str]], list[int]]:
