@@ -71,7 +71,8 @@ def _no_numbers(values: object, array: np.ndarray[Any, Any]) -> str:
         return (
             f"a column of texts ({str(array[0])[:20]!r} ...): expected numbers; write them to a .csv or .jsonl "
             "file with text and label and pass its path, or make numbers of them, "
-            "fedtailor.data.Vocabulary.of(texts, 'words', size=10_000, length=64).encode(texts)"
+            "fedtailor.data.Vocabulary.of(texts, 'words', size=10_000, length=64).encode(texts); names of classes become "
+            "numbers by np.unique(names, return_inverse=True)[1]"
         )
     return f"a column of type {array.dtype}: expected numbers of one shape per example"
 
@@ -117,6 +118,11 @@ def _item_tensor(value: object, row: int) -> Tensor:
         return as_tensor(value) if np.ndim(value) else torch.as_tensor(value)
     if isinstance(value, (bool, int, float, np.number)):
         return torch.as_tensor(value)
+    if isinstance(value, str):
+        raise FedtailorError(
+            f"item {row} holds the text {value[:20]!r}: expected numbers; pass (x, y) with names of classes as y, or "
+            "number the classes from 0 in the data set"
+        )
     raise FedtailorError(
         f"item {row} holds a {type(value).__name__}: expected tensors, arrays or numbers; "
         f"give the data set a transform that makes tensors"

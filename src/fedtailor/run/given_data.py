@@ -92,7 +92,7 @@ def _dataset(given: Any) -> Dataset:
     raw = [train] if parts is None else list(parts.values())
     if test is not None:
         places, raw = [*places, "data, the test part"], [*raw, test]
-    numbered, classes = _numbered(raw)
+    numbered, classes = _numbered(raw, places)
     pairs = [_examples(part, where) for part, where in zip(numbered, places, strict=True)]
     common = pairs.pop() if test is not None else None
     split = [(each, None) if common is not None else _held_back(each) for each in pairs]
@@ -119,11 +119,16 @@ def _dataset(given: Any) -> Dataset:
     return replace(dataset, origin=Origin(f"{OWN} is taken for {taken_for_images(x)}.", otherwise))
 
 
-def _numbered(parts: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
+def _numbered(parts: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], tuple[str, ...]]:
     """The parts with numbers for targets that are names, the same for all of them; and the names, in their order."""
     names = [_names(part) for part in parts]
     if all(each is None for each in names):
         return list(parts), ()
+    for each, where in zip(names, places, strict=True):
+        if each is None:
+            raise FedtailorError(
+                f"{where}: targets that are no names, though others are: expected names for all"
+            )
     known = np.unique(np.concatenate([each for each in names if each is not None]))
     changed = [
         part if each is None else _with_target(part, np.searchsorted(known, each))
@@ -145,7 +150,7 @@ def _names(part: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(target, list) and not all(isinstance(each, str) for each in target):
         return None
     found = np.asarray(target)
-    named = found.dtype.kind == "U" or (
+    named = found.dtype.kind in "US" or (
         found.dtype == object and all(isinstance(each, str) for each in found.flat)
     )
     return found.astype(str) if named and found.ndim == 1 else None
@@ -217,7 +222,7 @@ def _read(part: Any) -> Examples:
         )
     if _is_column(part):
         raise FedtailorError(f"a {type(part).__name__} without targets: expected (x, y), the targets last")
-    if hasattr(part, "__len__") and hasattr(part, "__getitem__") and not isinstance(part, str | bytes):
+    if hasattr(part, "__len__") and hasattr(part, "__getitem__"):
         return Examples.from_dataset(part)
     raise FedtailorError(f"an object of type {type(part).__name__}; expected {WHAT_TO_PASS}")
 
@@ -303,7 +308,7 @@ def _is_example(value: Any) -> bool:
     return (
         isinstance(value, tuple | list)
         and bool(value)
-        and (isinstance(value[-1], Number) or _is_scalar(value[-1]))
+        and (isinstance(value[-1], Number | str) or _is_scalar(value[-1]))
     )
 
 
