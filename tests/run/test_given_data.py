@@ -130,7 +130,7 @@ def test_a_loader_is_its_data_set_and_that_is_said():
         ([*halves(), 5], "data of client 2: an object of type int"),
         ([halves()[0], TensorDataset(X[:, :5], Y)], r"client 1 is float32\(5,\), int64\(\): .*like that of client 0"),
         ((["a film"] * 60, ["good"] * 60), r"a column of texts \('a film' ...\).*\.csv or \.jsonl .*Vocabulary.of"),
-        ([(X[row], "cat") for row in range(60)], "item 0 holds the text 'cat': expected numbers; pass .x, y. with names"),
+        ([(X[row], "cat") for row in range(60)], "item 0 holds the text 'cat': expected numbers; pass .x, y."),
         (((X, ["cat"] * 60), (X, Y)), "data, the test part: targets that are no names, though others are"),
         (([X[0], X[0, :5]] * 30, Y), r"example 1 has the shape \(5,\), and example 0 the shape \(6,\)"),
         (([[1, 2], [1]] * 30, Y), r"example 1 has the shape \(1,\), .* expected one shape for all"),

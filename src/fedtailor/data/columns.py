@@ -71,8 +71,8 @@ def _no_numbers(values: object, array: np.ndarray[Any, Any]) -> str:
         return (
             f"a column of texts ({str(array[0])[:20]!r} ...): expected numbers; write them to a .csv or .jsonl "
             "file with text and label and pass its path, or make numbers of them, "
-            "fedtailor.data.Vocabulary.of(texts, 'words', size=10_000, length=64).encode(texts); names of classes become "
-            "numbers by np.unique(names, return_inverse=True)[1]"
+            "fedtailor.data.Vocabulary.of(texts, 'words', size=10_000, length=64).encode(texts); names of classes "
+            "become numbers by np.unique(names, return_inverse=True)[1]"
         )
     return f"a column of type {array.dtype}: expected numbers of one shape per example"
 
