@@ -156,7 +156,9 @@ def test_bytes_are_what_they_are_in_a_file(tmp_path: Path, shape: tuple[int, ...
     file = federated(tmp_path / "mine.npz", Seeds(0))
     given = federated(((x[:40], y[:40]), (torch.from_numpy(x[40:]), y[40:])), Seeds(0))
     for first, second in ((file.train, given.train), (file.test, given.test)):
-        assert torch.equal(first.take(torch.arange(20))[0], second.take(torch.arange(20))[0])
+        expected, found = first.take(torch.arange(20))[0], second.take(torch.arange(20))[0]
+        assert torch.equal(expected, found)
+        assert expected.dtype == found.dtype
     assert file.inputs() == given.inputs()
     if len(shape) > 1:
         assert given.notices[0].startswith("own data is taken for images (")
