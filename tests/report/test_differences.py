@@ -77,3 +77,6 @@ def test_how_many_seeds_a_point_takes():
     words = what_seeds_can_tell(3, [paired([0.5, 0.6, 0.7], [0.52, 0.6, 0.71])] * 2)
     assert "corrected for 2 comparisons (Holm)" in words
     assert "telling a difference of one point takes" in words
+    assert "the differences from heterofl seen here (median of 2)" in what_seeds_can_tell(
+        3, [paired([0.5, 0.6, 0.7], [0.52, 0.6, 0.71])] * 2, against="heterofl"
+    )

@@ -11,12 +11,13 @@ import typer.main
 from fedtailor.cli.main import app
 from fedtailor.errors import FedtailorError
 from fedtailor.record import RoundRecord, Spent, headline
-from fedtailor.report.comparison import comparison_tables, costs_to_reach
+from fedtailor.report.comparison import Known, comparison_data, comparison_tables, costs_to_reach
 from fedtailor.report.targets import (
     REACHED,
     USUAL_TARGET,
     common_target,
     cost_to_reach,
+    guessing,
     last_evaluation,
     spent_until,
 )
@@ -102,6 +103,42 @@ def test_one_method_that_fails_does_not_make_the_target_worthless():
     results = {"a": [RECORDS], "b": [RECORDS], "failed": [failed]}
     assert common_target(results, "accuracy") == 0.6
     assert not costs_to_reach(results, 0.6, "accuracy")["failed"]["reached"]
+
+
+def test_no_target_is_hardly_better_than_guessing():
+    results = {"a": [[record(1, -0.22)]], "b": [[record(1, -0.1)]]}  # 14 and 20 %
+    assert common_target(results, "accuracy") == 0.14
+    assert common_target(results, "accuracy", guess=0.1) is None
+    assert common_target(results, "accuracy", guess=0.04) == 0.14
+    tables = [
+        each for each in comparison_tables("", results, None, Known(guess=0.1)) if hasattr(each, "caption")
+    ]
+    assert tables[1].title == "Cost in all"
+    assert "below 19 %, too near to the 10 % of guessing. --target X" in tables[1].caption
+    assert "no_target" in comparison_data(results, None, 0.1)
+    given = comparison_data(results, 12, 0.1)  # a user may ask for what they like
+    assert (given["target"], "no_target" in given) == (0.12, False)
+    rows = [{"label_counts": [8, 1, 1]}, {"label_counts": [4, 3, 3]}]
+    assert guessing({"data": {"rows": rows}}) == 0.6
+    assert guessing({"data": {"rows": [{"examples": 3}]}}) is None
+
+
+def test_a_method_that_stands_alone_is_not_measured_by_itself():
+    assert comparison_data({"a": [RECORDS]})["target"] is None
+    assert comparison_data({"a": [RECORDS]}, 50)["to_target"]["a"]["reached"]
+
+
+def test_heads_name_the_target():
+    (table,) = [
+        each.table
+        for each in comparison_tables("", {"a": [RECORDS], "b": [RECORDS]})
+        if getattr(each, "title", "").startswith("Cost")
+    ]
+    heads = [str(column.header) for column in table.columns]
+    assert heads[1:] == [
+        "FLOPs\nin all", "time\nin all", "rounds\nto 60.0 %", "sent\nto 60.0 %", "FLOPs\nto 60.0 %",
+        "seeds\nto 60.0 %",
+    ]  # fmt: skip
 
 
 def test_one_rule_is_stated_where_the_figure_is_in_the_help_and_in_the_docs():

@@ -29,10 +29,14 @@ def test_the_result_prints_as_the_tables_of_the_command(comparison):
     assert text == repr(comparison)
     assert "own data, 2 rounds, 2 seeds" in text
     for method in ("heterofl", "fedavg:width=1/2", "fedavg:width=1/4"):
-        assert f" {method} " in text
+        assert f"\n{method} " in text
     assert "Against heterofl: accuracy, mean over tiers, same seeds" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
+    *_, before, last = text.split("With heterofl instead of ")
+    assert before.startswith("fedavg:width=1/2:\n  0.5: ")
+    assert last.startswith("fedavg:width=1/4:\n  0.5: ")
+    assert last.endswith("too few to tell")
     assert "<th>method</th><th>0.5</th><th>1</th><th>sent</th>" in comparison._repr_html_()
 
 
@@ -73,7 +77,7 @@ def test_the_paper_s_own_rules_are_asked_for_and_said():
     assert "same differs from the others in" in str(made)
 
 
-def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch):
+def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch, capsys):
     words = ["--methods", "heterofl,efd:global_width=each", "--jobs", "1", "--runs", str(tmp_path / "runs")]
     words += ["--set", "fleet.name=uniform-2", "--set", "engine.workers=0", "--set", "model={name = 'mlp'}"]
     assert call(monkeypatch, "compare", str(small_config(tmp_path, rounds=1)), *words) == 0
@@ -83,6 +87,10 @@ def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch):
         clients_per_round=3, **{**QUICK, "rounds": 1},
     )  # fmt: skip
     assert list(made.results) == ["heterofl", "efd:global_width=each"]
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    told = [line.rstrip() for line in str(made).splitlines()]
+    timeless = [line for line in told[1:] if " s " not in f"{line} "]  # the first line is the title
+    assert [line for line in printed[1:] if " s " not in f"{line} " and "Files:" not in line] == timeless
     there = json.loads((tmp_path / "own" / COMPARISON).read_text())["runs"]
     asked = json.loads((tmp_path / "runs" / "small" / COMPARISON).read_text())["runs"]
     for mine, theirs in zip(there, asked, strict=True):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.padding import Padding
 from rich.progress import Progress
-from rich.text import Text
 
 from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import (
@@ -33,7 +31,7 @@ from fedtailor.errors import FedtailorError, LockedError, require
 
 if TYPE_CHECKING:
     from fedtailor.record import RoundRecord
-    from fedtailor.sweep.plan import Cell, Plan, PlannedRun
+    from fedtailor.sweep.plan import Plan, PlannedRun
 
 AGAIN = "the same command"
 
@@ -117,15 +115,25 @@ def _say_what_the_data_is(plan: Plan) -> None:
 
 
 def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
-    from fedtailor.report.comparison import comparison_data, comparison_tables, gains_and_losses
+    from fedtailor.report.comparison import (
+        comparison_data,
+        comparison_tables,
+        gains_and_losses,
+        unequal_in_words,
+    )
     from fedtailor.report.fairness import fairness_data
-    from fedtailor.sweep.results import group_allowed, group_results
+    from fedtailor.report.terminal import Words
+    from fedtailor.sweep.results import group_known, group_results
 
-    results, allowed = group_results(plan.runs), group_allowed(plan.runs)
-    fairness = {cell: fairness_data(each, allowed[cell]) for cell, each in results.items()}
+    results, known = group_results(plan.runs), group_known(plan.runs)
     if as_json:
         cells = [
-            {"grid": dict(cell), **comparison_data(each, target), "fairness": fairness[cell]}
+            {
+                "grid": dict(cell),
+                **comparison_data(each, target, known[cell].guess),
+                "fairness": fairness_data(each, known[cell].allowed),
+                "validation_examples": known[cell].kept_back,
+            }
             for cell, each in results.items()
         ]
         rest = {"cells": cells} if len(cells) > 1 else {}
@@ -135,35 +143,21 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
     for cell, each in results.items():
         chosen = "".join(f", {key}={value}" for key, value in cell)
         title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
-        for part in comparison_tables(title, each, target, allowed[cell]):
+        for part in comparison_tables(title, each, target, known[cell]):
             console.print(part)
-        _show_unequal(fairness[cell]["unequal"], fairness[cell]["not_recorded"])
+        for part in unequal_in_words(each, known[cell].allowed):
+            console.print(part)
     for sentence in plan_rules(plan):
-        console.print(sentence, markup=False)
-    console.print(f"Files: {plan.folder}/", markup=False)
+        console.print(Words(sentence))
+    console.print(f"Files: {plan.folder}/", markup=False, soft_wrap=True)
     if report is not None:
-        console.print(f"Report: {report}", markup=False)
-    for cell, each in results.items():
-        _show_gains(cell, gains_and_losses(each, allowed[cell]))
-
-
-def _show_gains(cell: Cell, sentences: Iterable[str]) -> None:
-    """The end: what devices gain and lose with the first method."""
-    if cell:
-        console.print(", ".join(f"{key}={value}" for key, value in cell), markup=False)
-    for sentence in sentences:
-        console.print(sentence, markup=False, highlight=False)
-
-
-def _show_unequal(unequal: Sequence[str], not_recorded: Sequence[str]) -> None:
-    """Budgets that were not the same for all; nothing where they were."""
-    if unequal:
-        console.print("Unequal budgets, per client and round:")
-    for sentence in unequal:
-        console.print(Padding.indent(Text(sentence), 2))
-    if not_recorded:
-        names = ", ".join(not_recorded)
-        console.print(f"Budgets are not compared for runs of an earlier version: {names}", markup=False)
+        console.print(f"Report: {report}", markup=False, soft_wrap=True)
+    for cell, each in results.items():  # the end: what devices gain and lose with the first method
+        console.print()
+        if cell:
+            console.print(", ".join(f"{key}={value}" for key, value in cell), markup=False)
+        for sentence in gains_and_losses(each, known[cell].allowed):
+            console.print(Words(sentence))
 
 
 def plan_rules(plan: Plan) -> list[str]:

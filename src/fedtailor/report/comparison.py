@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-from rich.table import Table
-from rich.text import Text
 
 from fedtailor.charts.grouping import percent
 from fedtailor.record import headline, less_is_better
 from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
 from fedtailor.report.differences import Difference, gained, judged, paired, what_seeds_can_tell
-from fedtailor.report.fairness import Allowed, cannot_run
-from fedtailor.report.tables import comparison_rows, comparison_table, method_column, shown, totals
+from fedtailor.report.fairness import Allowed, cannot_run, fairness_data
+from fedtailor.report.tables import comparison_rows, comparison_table, shown, totals
 from fedtailor.report.targets import (
     REACHED,
     Results,
@@ -23,14 +21,21 @@ from fedtailor.report.targets import (
     cost_to_reach,
     last_evaluation,
     mean_over_tiers,
+    why_no_target,
 )
+from fedtailor.report.terminal import Titled, Words, table_of_methods
 
 
-def target_of(results: Results, per_cent: float | None) -> tuple[str, float | None]:
-    """The metric that methods are judged by, and the value to reach: given, or one that most methods reach."""
+def target_of(
+    results: Results, per_cent: float | None, guess: float | None = None
+) -> tuple[str, float | None]:
+    """The metric that methods are judged by, and the value to reach: given, or one that most methods reach.
+
+    A method that stands alone would be measured by itself: it has no target but a given one.
+    """
     metric = headline(last_evaluation(next(iter(results.values()))[0]))
     if per_cent is None:
-        return metric, common_target(results, metric)
+        return metric, common_target(results, metric, guess) if len(results) > 1 else None
     return metric, per_cent / percent(metric)
 
 
@@ -82,10 +87,14 @@ def _plain(found: Difference) -> dict[str, Any]:
     }
 
 
-def comparison_data(results: Results, per_cent: float | None = None) -> dict[str, Any]:
-    """All of it as plain data."""
-    metric, target = target_of(results, per_cent)
+def comparison_data(
+    results: Results, per_cent: float | None = None, guess: float | None = None
+) -> dict[str, Any]:
+    """All of it as plain data; ``guess``: the accuracy of guessing."""
+    metric, target = target_of(results, per_cent, guess)
     answer: dict[str, Any] = {"methods": comparison_rows(results), "metric": metric, "target": target}
+    if target is None and (why := why_no_target(results, metric, guess)):
+        answer["no_target"] = why
     if target is not None:
         answer["to_target"] = costs_to_reach(results, target, metric)
     answer["matching"] = matching(results, metric)
@@ -100,18 +109,47 @@ def comparison_data(results: Results, per_cent: float | None = None) -> dict[str
     return answer
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of a comparison beside its records."""
+
+    allowed: Mapping[str, Allowed] = field(default_factory=dict)  # what budgets allow, for each method
+    guess: float | None = None  # the accuracy of guessing
+    kept_back: int = 0  # validation examples
+
+
 def comparison_tables(
-    title: str,
-    results: Results,
-    per_cent: float | None = None,
-    allowed: Mapping[str, Allowed] | None = None,
-) -> Iterator[Table | Text]:
-    """For a terminal; ``allowed``: what budgets allow, for each method."""
-    metric, target = target_of(results, per_cent)
-    yield comparison_table(title, results, out_of_reach(results, allowed or {}))
-    yield _cost_table(results, target, metric)
+    title: str, results: Results, per_cent: float | None = None, known: Known | None = None
+) -> Iterator[Titled | Words]:
+    """For a terminal."""
+    known = known or Known()
+    metric, target = target_of(results, per_cent, known.guess)
+    yield comparison_table(title, results, out_of_reach(results, known.allowed))
+    yield _cost_table(results, target, metric, known.guess)
     if len(results) > 1:
         yield from _difference_table(results, metric)
+    if known.kept_back:
+        yield Words(kept_back_in_words(known.kept_back))
+
+
+def kept_back_in_words(count: int) -> str:
+    """That training had fewer examples, in every run alike."""
+    return (
+        f"Every run kept {count:,} training examples of its clients back as validation examples, to choose by; the "
+        "figures are of test examples."
+    )
+
+
+def unequal_in_words(results: Results, allowed: Mapping[str, Allowed]) -> Iterator[Words]:
+    """Budgets that were not the same for all; nothing where they were."""
+    found = fairness_data(results, allowed)
+    if found["unequal"]:
+        yield Words("Unequal budgets, per client and round:")
+    for sentence in found["unequal"]:
+        yield Words(f"  {sentence}")
+    if found["not_recorded"]:
+        names = ", ".join(found["not_recorded"])
+        yield Words(f"Budgets are not compared for runs of an earlier version: {names}")
 
 
 def out_of_reach(results: Results, allowed: Mapping[str, Allowed]) -> dict[str, list[str]]:
@@ -120,15 +158,20 @@ def out_of_reach(results: Results, allowed: Mapping[str, Allowed]) -> dict[str, 
 
 
 def gains_and_losses(results: Results, allowed: Mapping[str, Allowed]) -> Iterator[str]:
-    """In words: what every tier gains and loses with the first method instead of each of the others."""
+    """In words: what every tier gains and loses with the first method instead of each of the others.
+
+    What is not larger than noise, by the verdicts of ``differences_by_tier``, is not called so.
+    """
     first, *others = results
     ends = {method: [last_evaluation(records) for records in runs] for method, runs in results.items()}
     beyond, metric = out_of_reach(results, allowed), headline(ends[first][0])
-    factor, unit = percent(metric), f" points of {metric}" if percent(metric) > 1 else ""
+    factor, unit = percent(metric), " points" if percent(metric) > 1 else ""
+    words = ("better", "worse") if less_is_better(metric) else ("higher", "lower")
     factor = -factor if less_is_better(metric) else factor
+    verdicts = differences_by_tier(results, metric)
     for other in others:
-        yield f"With {first} instead of {other}{'' if unit else f' ({metric})'}:"
-        tiers = [tier for tier in ends[first][0] if all(tier in end for end in ends[other])]
+        yield f"With {first} instead of {other}{'' if metric == 'accuracy' else f' ({metric})'}:"
+        tiers = list(verdicts[other])
         served = [tier for tier in tiers if tier in beyond[other] and tier not in beyond[first]]
         if served:
             yield f"  {', '.join(served)}: a network that fits, where {other} has none"
@@ -136,18 +179,24 @@ def gains_and_losses(results: Results, allowed: Mapping[str, Allowed]) -> Iterat
             if tier in (*beyond[first], *beyond[other]):
                 continue
             pairs = zip(ends[first], ends[other], strict=True)
-            yield f"  {tier}: {gained([factor * (a[tier][metric] - b[tier][metric]) for a, b in pairs], unit)}"
+            values = [factor * (a[tier][metric] - b[tier][metric]) for a, b in pairs]
+            yield f"  {tier}: {gained(values, verdicts[other][tier], unit, words)}"
 
 
-def _cost_table(results: Results, target: float | None, metric: str) -> Table:
+def _cost_table(results: Results, target: float | None, metric: str, guess: float | None) -> Titled:
     costs = costs_to_reach(results, target, metric) if target is not None else {}
-    title, caption = "Cost in all; one multiply-accumulate is two FLOPs", None
+    title, caption = "Cost in all", "One multiply-accumulate is two FLOPs."
+    goal = ""
     if target is not None:
-        title, caption = f"Cost in all and to reach {metric} {shown(metric, target)}", REACHED
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    method_column(table, results)
-    for column in ("FLOPs", "time", *(("rounds to", "sent to", "FLOPs to", "seeds") if costs else ())):
+        goal = shown(metric, target)
+        title, caption = f"Cost in all, and until {metric} {goal} was reached", REACHED
+    elif why := why_no_target(results, metric, guess):
+        caption = f"{caption} {why}"
+    table = table_of_methods(results)
+    for column in ("FLOPs\nin all", "time\nin all"):
         table.add_column(column, justify="right", no_wrap=True)
+    for column in ("rounds", "sent", "FLOPs", "seeds") if costs else ():
+        table.add_column(f"{column}\nto {goal}", justify="right", no_wrap=True)
     for method, runs in results.items():
         sums = [totals(records) for records in runs]
         cells = [short(2 * statistics.mean(total["macs"] for total in sums))]
@@ -156,45 +205,43 @@ def _cost_table(results: Results, target: float | None, metric: str) -> Table:
         if cost is not None and cost["reached"]:
             cells += [f"{cost['rounds']:.3g}", size(cost["bytes"]), short(cost["flops"])]
         elif cost is not None:
-            cells += ["-", "-", "-"]
+            cells += ["never", "-", "-"]
         cells += [f"{cost['seeds_reached']} of {cost['seeds']}"] if cost is not None else []
         table.add_row(method, *cells)
-    return table
+    return Titled(title, table, caption)
 
 
-def _difference_table(results: Results, metric: str) -> Iterator[Table | Text]:
+def _difference_table(results: Results, metric: str) -> Iterator[Titled | Words]:
     first = next(iter(results))
-    table = Table(title=f"Against {first}: {metric}, mean over tiers, same seeds", title_justify="left")
-    method_column(table, results)
+    table = table_of_methods(results)
     table.add_column("difference", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     found = differences(results, metric)
     for method, difference in found.items():
         table.add_row(method, with_interval(metric, difference), difference.verdict)
-    yield table
+    yield Titled(f"Against {first}: {metric}, mean over tiers, same seeds", table)
     by_tier = differences_by_tier(results, metric)
     tiers = list(next(iter(by_tier.values())))
     if len(tiers) > 1:
         yield _tier_table(first, tiers, by_tier, metric)
-    yield Text(what_seeds_can_tell(len(results[first]), found.values(), points=percent(metric) > 1))
+    points = percent(metric) > 1
+    yield Words(what_seeds_can_tell(len(results[first]), found.values(), points, first))
 
 
 def _tier_table(
     first: str, tiers: Sequence[str], by_tier: Mapping[str, Mapping[str, Difference]], metric: str
-) -> Table:
-    caption = "* larger than noise, of all differences in this table (Holm)"
-    table = Table(
-        title=f"Against {first} tier by tier: {metric}",
-        title_justify="left",
-        caption=caption,
-        caption_justify="left",
-    )
-    method_column(table, by_tier)
+) -> Titled:
+    table = table_of_methods(by_tier)
     for tier in tiers:
         table.add_column(tier, justify="right", no_wrap=True)
     for method, each in by_tier.items():
         table.add_row(method, *(marked(metric, each[tier]) for tier in tiers))
-    return table
+    told = any(each.beyond_noise for tiers_of in by_tier.values() for each in tiers_of.values())
+    caption = "None of these differences can be told from noise."
+    if told:
+        caption = "* larger than noise, of all differences in this table (Holm)"
+    unit = " in points" if percent(metric) > 1 else ""
+    return Titled(f"Against {first}, tier by tier: {metric}{unit}", table, caption)
 
 
 def marked(metric: str, difference: Difference) -> str:

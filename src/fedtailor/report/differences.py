@@ -22,6 +22,7 @@ MOST_SEEDS = 1000
 POINT = 0.01  # of accuracy: what people want to tell apart
 
 K = TypeVar("K")
+Words = tuple[str, str]  # for more and for less
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,13 @@ def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
     return None
 
 
-def what_seeds_can_tell(seeds: int, found: Iterable[Difference] = (), points: bool = True) -> str:
-    """How far the verdicts can be trusted, in a few sentences; ``points``: whether the metric comes in per cent."""
+def what_seeds_can_tell(
+    seeds: int, found: Iterable[Difference] = (), points: bool = True, against: str = ""
+) -> str:
+    """How far the verdicts can be trusted, in a few sentences; ``points``: whether the metric comes in per cent.
+
+    ``against``: the method that the others were compared with, whose differences have the spread that is spoken of.
+    """
     if seeds == 1:
         return "One seed shows no noise: none of these differences can be told from chance. Add --seeds 5."
     factor = float(stats.t.ppf((1 + CONFIDENCE) / 2, seeds - 1)) / math.sqrt(seeds)
@@ -124,22 +130,54 @@ def what_seeds_can_tell(seeds: int, found: Iterable[Difference] = (), points: bo
     if points and spreads:
         needed = seeds_needed(statistics.median(spreads))
         number = f"{needed}" if needed is not None else f"more than {MOST_SEEDS}"
-        text += f" At the spread seen here, telling a difference of one point takes {number} seeds (4 times out of 5)."
+        which = f" of the differences from {against}" if against else ""
+        middle = f" (median of {len(spreads)})" if len(spreads) > 1 else ""
+        text += (
+            f" At the spread{which} seen here{middle}, telling a difference of one point takes {number} seeds "
+            "(4 times out of 5)."
+        )
     return text
 
 
-def gained(values: Sequence[float], unit: str) -> str:
+def gained(values: Sequence[float], found: Difference, unit: str, words: Words = ("higher", "lower")) -> str:
     """What one class of devices gains, seed by seed, in words; ``unit`` follows the number.
 
-    >>> gained([5.1, 4.0, 4.4], " points"), gained([-0.4, -1.2], " points")
-    ('gains 4.5 points (4.0 to 5.1 over 3 seeds)', 'loses 0.8 points (0.4 to 1.2 over 2 seeds)')
-    >>> gained([-0.4, 0.9, 0.1], " points")
-    'gains or loses with the seed (-0.4 to +0.9 points)'
+    ``found`` is the verdict: only what is larger than noise is called a gain or a loss.
+
+    >>> gained([5.1, 4.0, 4.4], Difference(3, 4.5, chance=0.01), " points")
+    'gains 4.5 points (4.0 to 5.1 over 3 seeds)'
+    >>> gained([-0.4, -1.2], Difference(2, -0.8, chance=0.3), " points")
+    '0.8 points lower in these 2 seeds (0.4 to 1.2), too few to tell'
+    >>> gained([-0.4, 0.9, 0.1], Difference(3, 0.2, chance=0.7), " points")
+    'higher or lower with the seed (-0.4 to +0.9 points); 3 are too few to tell'
     """
-    digits = 1 if unit else 3
-    low, high, mean = min(values), max(values), abs(statistics.mean(values))
-    if low <= 0 <= high:
-        return f"gains or loses with the seed ({low:+.{digits}f} to {high:+.{digits}f}{unit})"
-    verb, low, high = ("gains", low, high) if low > 0 else ("loses", -high, -low)
-    seeds = f" ({low:.{digits}f} to {high:.{digits}f} over {len(values)} seeds)" if len(values) > 1 else ""
-    return f"{verb} {mean:.{digits}f}{unit}{seeds}"
+    digits, count = 1 if unit else 3, len(values)
+    if not all(map(math.isfinite, values)):
+        return "no number with some seeds, cannot be told"
+    low, high = (round(value, digits) + 0.0 for value in (min(values), max(values)))
+    mean, mixed = statistics.mean(values), low < 0 < high
+    amount = f"{abs(mean):.{digits}f}{unit}"
+    ends = sorted((abs(low), abs(high)))
+    reach = (
+        f"{low:+.{digits}f} to {high:+.{digits}f}"
+        if mixed
+        else f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}"
+    )
+    if found.beyond_noise:
+        return f"{'gains' if mean > 0 else 'loses'} {amount} ({reach} over {count} seeds)"
+    doubt = "too few to tell" if count < ENOUGH_SEEDS else found.verdict
+    where = "in one seed" if count == 1 else f"in these {count} seeds"
+    if mixed:
+        few = f"{count} are {doubt}" if count < ENOUGH_SEEDS else doubt
+        return f"{words[0]} or {words[1]} with the seed ({reach}{unit}); {few}"
+    if low == high == 0:
+        return f"the same {where}, {doubt}"
+    return f"{amount} {words[mean < 0]} {where}{f' ({reach})' if count > 1 else ''}, {doubt}"
+
+
+def not_told(others: Mapping[str, Difference], sign: int = 1) -> list[str]:
+    """Of the methods that are worse than another, by their differences from it, those that cannot be told from it.
+
+    ``sign`` is -1 where less is better.
+    """
+    return [name for name, each in others.items() if not (each.beyond_noise and sign * each.mean < 0)]

@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from fedtailor.charts.grouping import percent
+from fedtailor.charts.grouping import named, percent
 from fedtailor.record import RoundRecord, Spent, TierSpent, headline
 from fedtailor.report.amounts import size
 from fedtailor.report.targets import Records, Results, last_evaluation
-
-LONGEST_NAME = 24  # characters of a method with its settings that are never broken
+from fedtailor.report.terminal import Titled, table_of_methods
 
 
 def totals(records: Records) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def totals(records: Records) -> dict[str, Any]:
 
 def comparison_table(
     title: str, results: Results, beyond: Mapping[str, Sequence[str]] | None = None
-) -> Table:
+) -> Titled:
     """One row per method, one column per tier: the mean over seeds, and the deviation where there are several.
 
     ``beyond``: the tiers, for each method, that cannot run the network that they were evaluated on.
@@ -48,9 +44,7 @@ def comparison_table(
     metric = headline(tiers)
     spread_over = ", mean ± deviation over seeds" if len(first) > 1 else ""
     brackets = "; (in brackets): more than the tier can run" if any((beyond or {}).values()) else ""
-    caption = f"{metric} per tier at the end{spread_over}{brackets}"
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    method_column(table, results)
+    table = table_of_methods(results)
     for tier in tiers:
         table.add_column(tier, justify="right", no_wrap=True)
     table.add_column("sent", justify="right", no_wrap=True)
@@ -61,18 +55,7 @@ def comparison_table(
         cells = [f"({text})" if tier in out_of_reach else text for tier, text in texts.items()]
         sent = statistics.mean(sum(record.spent.bytes for record in records) for records in runs)
         table.add_row(method, *cells, size(sent))
-    return table
-
-
-def method_column(table: Table, methods: Iterable[str]) -> None:
-    """A first column with whole names, and room for them: no frame, and one space between columns.
-
-    Beside five tiers of ``97.1±0.3`` a terminal of 80 columns has room for names of ``LONGEST_NAME``; those that are
-    longer, by their settings, are folded.
-    """
-    table.box, table.padding, table.pad_edge = box.SIMPLE_HEAD, (0, 0, 0, 0), False
-    longest = max(map(len, methods))
-    table.add_column("method", overflow="fold", min_width=min(longest, LONGEST_NAME))
+    return Titled(title, table, f"{named(metric)} per tier at the end{spread_over}{brackets}")
 
 
 def join_by_tier(runs: Mapping[str, Records]) -> Records:

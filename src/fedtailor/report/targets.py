@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 from fedtailor.charts.grouping import percent
 from fedtailor.errors import FedtailorError
@@ -19,8 +20,10 @@ REACHED = (
     "one whose mean is worse at the end has not reached it."
 )
 USUAL_TARGET = (
-    "Unless a target is given, it is the hardest whole per cent that more than half of the methods reach."
+    "Unless a target is given, it is the hardest whole per cent that more than half of several methods reach; "
+    "there is none within a tenth of the way from guessing (always the commonest class) to 100 %."
 )
+NEAR_GUESSING = 0.1  # of the way from guessing to all right
 
 
 def last_evaluation(records: Records) -> Tiers:
@@ -78,10 +81,42 @@ def _course(seeds: Sequence[Records], metric: str) -> Iterator[tuple[float, dict
             yield fmean(scores), {**cost, "macs": fmean(each.macs for each in spent)}
 
 
-def common_target(results: Results, metric: str) -> float | None:
+def guessing(setup: Mapping[str, Any]) -> float | None:
+    """The accuracy of who always answers the commonest class, from a run's ``setup.json``; None without classes.
+
+    >>> guessing({"data": {"rows": [{"label_counts": [3, 1]}, {"label_counts": [3, 1]}]}})
+    0.75
+    """
+    rows = [row.get("label_counts") or () for row in setup.get("data", {}).get("rows", ())]
+    counts = [sum(each) for each in zip(*rows, strict=False)]
+    return max(counts) / sum(counts) if sum(counts) else None
+
+
+def lowest_target(metric: str, guess: float | None) -> float:
+    """What a target must be better than to mean something."""
+    known = guess is not None and metric == "accuracy"
+    return guess + NEAR_GUESSING * (1 - guess) if known and guess is not None else -math.inf
+
+
+def why_no_target(results: Results, metric: str, guess: float | None) -> str:
+    """Why methods have no common target, in a sentence; nothing for a method that stands alone."""
+    if len(results) < 2:
+        return ""
+    least = lowest_target(metric, guess)
+    reason = "fewer than half of the methods ended with a number"
+    if guess is not None and math.isfinite(least):
+        reason = (
+            f"at least half of the methods are below {100 * least:.0f} %, too near to the {100 * guess:.0f} % of "
+            "guessing"
+        )
+    return f"No target: {reason}. --target X (target=X) sets one."
+
+
+def common_target(results: Results, metric: str, guess: float | None = None) -> float | None:
     """The hardest whole per cent (or three digits, for other metrics) that more than half of the methods reach.
 
-    Not all of them: a single method that fails would make the target worthless for the others.
+    Not all of them: a single method that fails would make the target worthless for the others. None that is hardly
+    better than to ``guess``.
     """
     sign = -1 if less_is_better(metric) else 1
     ends = [[score for score, _ in _course(seeds, metric)][-1:] for seeds in results.values()]
@@ -92,4 +127,5 @@ def common_target(results: Results, metric: str) -> float | None:
     if not math.isfinite(reached):
         return None
     digits = 2 if percent(metric) > 1 else 3
-    return float(sign * math.floor(round(reached * 10**digits, 9)) / 10**digits)
+    target = float(sign * math.floor(round(reached * 10**digits, 9)) / 10**digits)
+    return target if target >= lowest_target(metric, guess) else None

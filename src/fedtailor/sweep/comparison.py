@@ -14,22 +14,29 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from fedtailor.errors import FedtailorError
 from fedtailor.record import headline
 from fedtailor.report.amounts import size
-from fedtailor.report.comparison import comparison_data, comparison_tables
+from fedtailor.report.comparison import (
+    Known,
+    comparison_data,
+    comparison_tables,
+    gains_and_losses,
+    unequal_in_words,
+)
 from fedtailor.report.export import check_place, format_of, write_report
-from fedtailor.report.fairness import allowed_by, fairness_data
+from fedtailor.report.fairness import fairness_data
 from fedtailor.report.rules import unequal_rules
 from fedtailor.report.tables import join_by_tier, spread
 from fedtailor.report.targets import Records, last_evaluation
+from fedtailor.report.terminal import Words
 from fedtailor.run.describing import describe
 from fedtailor.run.html import table_html
 from fedtailor.run.result import Run
 from fedtailor.sweep.plan import plain_name, write_plan
+from fedtailor.sweep.results import known_from
 
 if TYPE_CHECKING:
     import pandas
@@ -69,8 +76,13 @@ class Comparison:
 
     def data(self) -> dict[str, Any]:
         """All of it as plain data, as ``fedtailor compare --json`` writes it."""
-        found = comparison_data(self.results, self.target)
-        return {**found, "fairness": self._fairness(), "unequal_rules": self._unequal_rules()}
+        known = self._known
+        return {
+            **comparison_data(self.results, self.target, known.guess),
+            "fairness": fairness_data(self.results, known.allowed),
+            "validation_examples": known.kept_back,
+            "unequal_rules": self._unequal_rules(),
+        }
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per method, seed and tier: the metrics at the end, and what the whole run cost."""
@@ -149,18 +161,19 @@ class Comparison:
         return f"{run.setup.data.name}, {run.setup.settings.rounds} rounds, {repeated}"
 
     def _parts(self) -> Iterator[RenderableType]:
-        yield from comparison_tables(self._title, self.results, self.target)
-        unequal = self._fairness()["unequal"]
-        if unequal:
-            yield Text("Unequal budgets, per client and round:")
-        for sentence in unequal:
-            yield Padding.indent(Text(sentence), 2)
-        for sentence in self._unequal_rules():
-            yield Text(sentence)
+        """What the command prints."""
+        known = self._known
+        yield from comparison_tables(self._title, self.results, self.target, known)
+        yield from unequal_in_words(self.results, known.allowed)
+        yield from map(Words, self._unequal_rules())
+        if len(self.results) > 1:
+            yield Text()
+        yield from map(Words, gains_and_losses(self.results, known.allowed))
 
-    def _fairness(self) -> dict[str, Any]:
-        allowed = {variant: allowed_by(describe(run.setup)) for variant, _, _, run in reversed(self.each)}
-        return fairness_data(self.results, allowed)
+    @cached_property
+    def _known(self) -> Known:
+        first = {variant: run.setup for variant, _, _, run in reversed(self.each)}
+        return known_from({variant: describe(first[variant]) for variant in self.results})
 
     def _unequal_rules(self) -> list[str]:
         first = {variant: run.origin.call or {} for variant, _, _, run in reversed(self.each)}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedtailor.config import RunConfig
-from fedtailor.report.fairness import Allowed, allowed_by
+from fedtailor.report.comparison import Known
+from fedtailor.report.fairness import allowed_by
 from fedtailor.report.tables import join_by_tier
-from fedtailor.report.targets import Records
+from fedtailor.report.targets import Records, guessing
 from fedtailor.sweep.plan import Cell, PlannedRun
 
 
@@ -24,12 +26,24 @@ def group_results(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, list[Recor
     return results
 
 
-def group_allowed(runs: Sequence[PlannedRun]) -> dict[Cell, dict[str, Allowed]]:
-    """What budgets allow: cell of the grid -> method -> tier."""
-    found: dict[Cell, dict[str, Allowed]] = {}
+def group_known(runs: Sequence[PlannedRun]) -> dict[Cell, Known]:
+    """What the runs' setups say beside their records, for each cell of the grid."""
+    setups: dict[Cell, dict[str, Mapping[str, Any]]] = {}
     for run in runs:
-        found.setdefault(run.cell, {}).setdefault(run.variant, allowed_by(run.folder.setup()))
-    return found
+        found = setups.setdefault(run.cell, {})
+        if run.variant not in found:
+            found[run.variant] = run.folder.setup()
+    return {cell: known_from(each) for cell, each in setups.items()}
+
+
+def known_from(setups: Mapping[str, Mapping[str, Any]]) -> Known:
+    """What is known of a comparison from one setup (``setup.json``) of each method; its data is that of all."""
+    first = next(iter(setups.values()))
+    return Known(
+        {variant: allowed_by(setup) for variant, setup in setups.items()},
+        guessing(first),
+        int(first.get("data", {}).get("validation_examples", 0)),
+    )
 
 
 def with_ending(records: Records, config: RunConfig) -> Records:
