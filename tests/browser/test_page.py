@@ -174,8 +174,8 @@ def test_axes_and_filters_switch(browser, report):
         figure = looking.page.locator("figure[data-chart='progress']")
         rounds = looking.lines("progress")
         for view, title in (
-            ("megabytes sent", "megabytes sent, down and up"),
-            ("FLOPs", "gigaFLOPs of all clients"),
+            ("bytes sent", "bytes sent, down and up"),
+            ("FLOPs", "FLOPs of all clients"),
         ):
             before = looking.lines("progress")
             figure.get_by_role("combobox", name="against").select_option(view)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from fedtailor.charts.panel import ROUNDS, Panel, axis, heat, lines
+from fedtailor.charts.panel import ROUNDS, Panel, ReportedRun, axis, heat, lines
 from fedtailor.record import RoundRecord, Spent
 from fedtailor.report import export, page
 from fedtailor.report.folders import read_runs
 from fedtailor.report.panels.all_panels import all_panels
+from fedtailor.report.panels.scores import widths
 from synthetic_runs import write_records, write_run, write_runs
 
 METHODS = {"fedavg": 0.7, "fjord": 0.95, "heterofl": 0.8}
@@ -97,17 +98,33 @@ def test_legends_look_like_the_lines_also_where_a_band_is_pale():
     assert not any('opacity="0.18"' in each for each in symbols)
 
 
-def test_a_run_with_one_evaluation_draws_points(tmp_path):
+def test_a_run_with_one_evaluation_draws_points_beside_others_and_words_alone(tmp_path):
     for seed in (1, 2):
         place = write_run(tmp_path / f"{seed}", "fjord", 0.9, seed, rounds=1)
         score = {"1": {"loss": 1.0, "accuracy": 0.5 + seed / 10}}
         write_records(place, [RoundRecord(1, training=Spent(1, 1, 1), tiers=score)])
+    alone = next(each for each in all_panels(read_runs([tmp_path])) if each.key == "progress")
+    assert alone.charts == ()
+    assert alone.text.startswith("Every run was evaluated once, after its last round")
+    (tmp_path / "2" / "weights.safetensors").unlink()
+    running = next(each for each in all_panels(read_runs([tmp_path])) if each.key == "progress")
+    assert running.text == "There is one evaluation so far; a second one begins the chart."
+    write_run(tmp_path / "other", "heterofl", 0.9, 1, rounds=2)
     (chart,) = next(each.charts for each in all_panels(read_runs([tmp_path])) if each.key == "progress")
-    rows = [row for row in chart.data if row["tier"] == "all"]
+    rows = [row for row in chart.data if row["tier"] == "all" and row["method"] == "fjord"]
     svg = page.require_charts().vegalite_to_svg({**chart.views["rounds"], "data": {"values": rows}})
     points = svg.split("mark-symbol role-mark")[1].split("</g>")[0]
     assert points.count("<path") == 1
     assert svg.count("mark-rule role-mark") == 1  # from the worst to the best seed
+
+
+def test_widths_of_the_fleet_stand_on_the_axis():
+    scores = {"c": 0.125, "b": 0.25, "a": 1.0}
+    record = RoundRecord(1, tiers={tier: {"accuracy": width} for tier, width in scores.items()})
+    setup = {"tiers": [{"name": tier, "width": width} for tier, width in scores.items()]}
+    (chart,) = widths([ReportedRun("fjord", "", 1, "fjord", "finished", "x", [record], setup)]).charts
+    words = texts_of({**chart.views["width"], "width": 600}, chart.data)
+    assert words[:3] == ["0.125", "0.25", "1"]
 
 
 def test_long_curves_are_not_a_string_of_marks():

@@ -106,4 +106,6 @@ def test_figures_of_networks_that_a_tier_cannot_run_stand_in_brackets():
 def test_examples_that_were_kept_back_are_told():
     assert "validation" not in printed(*comparison_tables("demo", RESULTS, None, Known(EVERY)))
     told = printed(*comparison_tables("demo", RESULTS, None, Known(EVERY, kept_back=1200)))
-    assert "kept 1,200 training examples of its clients back as validation examples" in told.replace("\n", " ")
+    assert "kept 1,200 training examples of its clients back as validation examples" in told.replace(
+        "\n", " "
+    )

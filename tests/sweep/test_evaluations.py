@@ -36,6 +36,13 @@ def test_the_most_expensive_method_decides_for_all(tmp_path):
     assert len(both.runs) == 4
 
 
+def test_one_evaluation_is_called_one(tmp_path):
+    plan, notices = planned(tmp_path, "heterofl", "rounds=4", "data.limit=1000")
+    (every,) = intervals(plan)
+    assert every == 4
+    assert notices == ["all runs are evaluated once, after the last round"]
+
+
 def test_a_run_that_is_there_decides_for_those_that_come_later(tmp_path):
     plan, _ = planned(tmp_path, "fedavg")
     first = plan.runs[0]

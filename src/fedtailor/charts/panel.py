@@ -63,7 +63,7 @@ class Panel:
     title: str
     text: str = ""  # several lines are a list
     charts: Sequence[Chart] = ()
-    tables: Sequence[tuple[str, Sequence[Row]]] = ()  # caption, rows; a row whose ``place`` is 1 is marked
+    tables: Sequence[tuple[str, Sequence[Row]]] = ()  # caption, rows; ``place`` 1 is marked as the best
     facts: Sequence[tuple[str, str]] = ()  # name, value: at the top of the report
 
 
@@ -102,6 +102,7 @@ _STEPS = {"expr": "min(ceil(width / 40), max(1, domain('x')[1] - domain('x')[0])
 ROUNDS = axis(
     "rounds", "rounds", axis={"tickMinStep": 1, "tickCount": _STEPS, "format": "d"}, scale={"nice": False}
 )
+AMOUNTS = {"format": "~s"}  # of an axis: 300k, 1.2M, 4.5G, as fits the numbers
 FEW_ROWS = 12  # of a line: each of them is marked; of one alone there is no line
 LINE_LEGEND = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2, "symbolSize": 500}
 
@@ -167,5 +168,11 @@ def heat(x: Spec, y: Spec, value: Spec) -> Spec:
 
 
 def _tooltip(x: Spec, y: Spec, series: str) -> list[Spec]:
-    names = {x["field"]: x["title"], y["field"]: y["title"], series: series}
-    return [{"field": field, "title": title} for field, title in names.items()]
+    shown = {each["field"]: {"title": each["title"], **_formatted(each)} for each in (x, y)}
+    return [{"field": field, **each} for field, each in ({series: {"title": series}} | shown).items()]
+
+
+def _formatted(channel: Spec) -> Spec:
+    """An amount is shown with its unit's prefix, as on the axis."""
+    large = channel.get("axis", {}).get("format") == AMOUNTS["format"]
+    return {"type": "quantitative", "format": ".4~s"} if large else {}

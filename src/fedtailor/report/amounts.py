@@ -23,3 +23,8 @@ def short(count: float) -> str:
             return f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} T"
+
+
+def signed(count: float) -> str:
+    """``+1.56 M``, ``-300``: a count that is more or less than another."""
+    return f"{'-' if count < 0 else '+'}{short(abs(count))}"

@@ -7,6 +7,7 @@ import csv
 import errno
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal, get_args
@@ -61,9 +62,14 @@ def check_place(place: Path, form: Format, overwrite: bool) -> None:
 
 
 def write_report(
-    runs: Sequence[Path], place: Path, target: float | None = None, form: Format = "html"
+    runs: Sequence[Path],
+    place: Path,
+    target: float | None = None,
+    form: Format = "html",
+    *,
+    saved: bool = True,
 ) -> None:
-    """Read the runs and write the report."""
+    """Read the runs and write the report; folders of runs that are not ``saved`` go away, and are not named."""
     from fedtailor.report.folders import read_runs
     from fedtailor.report.panels.all_panels import all_panels
 
@@ -72,6 +78,8 @@ def write_report(
     records = read_runs(runs)
     if not records:
         raise FedtailorError(f"{runs[0]}: no run there has finished a round yet")
+    if not saved:
+        records = [replace(run, folder="not saved", repeats=()) for run in records]
     panels = all_panels(records, target)
     title = " and ".join(dict.fromkeys(path.resolve().name for path in runs))
     try:

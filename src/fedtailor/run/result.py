@@ -237,7 +237,7 @@ class Run:
         with TemporaryDirectory() as made:
             folder = Path(made) / self.method.name
             self.save(folder)
-            write_report([folder], place, target, form)
+            write_report([folder], place, target, form, saved=False)
         return place
 
     def write(self, folder: RunFolder) -> None:

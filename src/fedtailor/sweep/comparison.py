@@ -125,7 +125,7 @@ class Comparison:
                 run.save(folder / name)
                 entries.append({"folder": name, "variant": variant, "cell": {}, "seed": seed, "tier": tier})
             write_plan(folder, folder.name, entries)
-            write_report([folder], place, self.target, form)
+            write_report([folder], place, self.target, form, saved=False)
         finally:
             shutil.rmtree(made.name, ignore_errors=True)
         return place

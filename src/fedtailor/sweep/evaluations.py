@@ -26,10 +26,9 @@ def evaluated_alike(plan: Plan, on_notice: OnNotice) -> Plan:
             continue
         every = _of_earlier(undecided) or _affordable(undecided)
         chosen = ", ".join(f"{key}={value}" for key, value in cell)
-        times = "round" if every == 1 else f"{every} rounds"
-        on_notice(
-            f"all runs{f' of {chosen}' if chosen else ''} are evaluated after every {times} and at the end"
-        )
+        times = "round" if every == 1 else f"{every} rounds and at the end"
+        when = f"after every {times}" if every < undecided[0].config.rounds else "once, after the last round"
+        on_notice(f"all runs{f' of {chosen}' if chosen else ''} are evaluated {when}")
         for run in undecided:
             settled[id(run)] = replace(run, config=replace(run.config, evaluate_every=every))
     return replace(plan, runs=tuple(settled.get(id(run), run) for run in plan.runs))

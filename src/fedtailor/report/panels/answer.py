@@ -8,7 +8,6 @@ from typing import Any
 
 from fedtailor.charts.grouping import Runs, by_setting, evaluated, named, networks, of_common_seeds, percent
 from fedtailor.charts.panel import Panel, ReportedRun, Row
-from fedtailor.record import less_is_better
 from fedtailor.report.amounts import short, size
 from fedtailor.report.comparison import (
     costs_to_reach,
@@ -22,13 +21,20 @@ from fedtailor.report.comparison import (
 from fedtailor.report.differences import what_seeds_can_tell
 from fedtailor.report.fairness import allowed_by
 from fedtailor.report.likeness import NETWORK, differing, settings_of, short_key
-from fedtailor.report.panels.ranking import ended, means, ranked
+from fedtailor.report.panels.in_words import Sizes, best_in_words, doubted, target_in_words
+from fedtailor.report.panels.ranking import ended, ranked
 from fedtailor.report.tables import shown, spread, totals
-from fedtailor.report.targets import REACHED, Records, Results, last_evaluation, mean_over_tiers
+from fedtailor.report.targets import (
+    REACHED,
+    Records,
+    Results,
+    guessing,
+    last_evaluation,
+    mean_over_tiers,
+    why_no_target,
+)
 
-Sizes = Mapping[str, Mapping[str, int]]  # tier -> cost of the network that it runs
 MOST_KEYS = 4  # that are named of many
-SAME_SIZE = 1.2  # networks of one device class differ by rounding to whole channels
 
 
 def answer(runs: Runs, per_cent: float | None) -> Panel:
@@ -37,7 +43,8 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
     sentences: list[str] = []
     for setting, found in by_setting(ended(runs)).items():
         results = {variant: list(map(evaluated, each)) for variant, each in found.items()}
-        metric, target = target_of(results, per_cent)
+        guess = guessing(next(iter(found.values()))[0].setup)
+        metric, target = target_of(results, per_cent, guess)
         methods = {variant: found[variant] for variant in ranked(results, metric)}
         results = {variant: results[variant] for variant in methods}
         costs = costs_to_reach(results, target, metric) if target is not None else {}
@@ -45,15 +52,22 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         beyond = out_of_reach(
             results, {variant: allowed_by(each[0].setup) for variant, each in methods.items()}
         )
+        common = of_common_seeds(methods)
+        same_seeds = {name: list(map(evaluated, common.get(name, ()))) for name in methods}
+        doubt = doubted(same_seeds, metric, next(iter(results)))
         caption = _caption("Results", setting, metric, results, any(beyond.values()))
-        tables.append((caption, _result_rows(results, metric, beyond)))
+        caption += "; a question mark: cannot be told from the first" if doubt else ""
+        tables.append((caption, _result_rows(results, metric, beyond, doubt)))
         rule = f" To {shown(metric, target)}: {REACHED}" if target is not None else ""
+        rule = rule or f" {why_no_target(results, metric, guess)}".rstrip()
         rows = [_cost_row(variant, results[variant], metric, target, costs, sizes) for variant in results]
         tables.append((f"What it cost {setting}".strip() + f", mean over seeds.{rule}", rows))
-        sentences += _sentences(setting, results, metric, target, costs, sizes)
-        compared, caution = _against_best(methods, metric)
+        words = best_in_words(results, same_seeds, metric, sizes)
+        words += target_in_words(metric, target, costs)
+        sentences += [f"With {setting}: {words[0]}" if setting else words[0], *words[1:]]
+        best, compared, caution = _against_best(methods, same_seeds, metric)
         if compared:
-            tables.append((f"Differences from the best {setting}".strip(), compared))
+            tables.append((f"Differences from {best} {setting}".strip(), compared))
         sentences += [*_unlike(methods), caution]
     sentences += _left_out(runs)
     return Panel("answer", "The answer", "\n".join(filter(None, dict.fromkeys(sentences))), tables=tables)
@@ -103,11 +117,16 @@ def _left_out(runs: Runs) -> list[str]:
     return words
 
 
-def _result_rows(results: Results, metric: str, beyond: Mapping[str, Sequence[str]]) -> list[Row]:
+def _result_rows(
+    results: Results, metric: str, beyond: Mapping[str, Sequence[str]], doubt: Sequence[str]
+) -> list[Row]:
+    """The best first; places that seeds cannot tell have a question mark."""
     rows: list[Row] = []
     for place, (variant, runs) in enumerate(results.items(), start=1):
         ends = [last_evaluation(records) for records in runs]
-        row: Row = {"method": variant, **({"place": place} if len(results) > 1 else {})}
+        row: Row = {"method": variant}
+        if len(results) > 1:
+            row["place"] = f"{place}?" if variant in doubt or (doubt and place == 1) else place
         row["mean"] = spread(metric, [mean_over_tiers(end, metric) for end in ends])
         texts = {tier: spread(metric, [end[tier][metric] for end in ends]) for tier in ends[0]}
         row |= {f"tier {t}": f"({text})" if t in beyond[variant] else text for t, text in texts.items()}
@@ -141,71 +160,18 @@ def _cost_row(
     return row
 
 
-def _sentences(
-    setting: str,
-    results: Results,
-    metric: str,
-    target: float | None,
-    costs: Mapping[str, Mapping[str, Any]],
-    sizes: Mapping[str, Sizes],
-) -> list[str]:
-    """In words, the method that is best first."""
-    sign = -1 if less_is_better(metric) else 1
-    ends = means(results, metric)
-    best = next(iter(results))
-    where = f"With {setting}: " if setting else ""
-    words = [f"{where}Best {metric} over all device classes: {best}, {shown(metric, ends[best])}."]
-    tiers = _common_tiers(results)
-    if not tiers:
-        words.append(
-            "The methods were run on fleets that share no device class: compare their means with care."
-        )
-    for tier, what in ((tiers[0], "smallest"), (tiers[-1], "largest")) if tiers else ():
-        there = {
-            variant: statistics.mean(last_evaluation(records)[tier][metric] for records in runs)
-            for variant, runs in results.items()
-        }
-        winner = max(there, key=lambda variant: sign * there[variant])
-        words.append(f"Best on the {what} devices (tier {tier}): {winner}, {shown(metric, there[winner])}.")
-        macs = {variant: each[tier]["macs"] for variant, each in sizes.items() if tier in each}
-        if len(macs) == len(there) and macs[winner] > SAME_SIZE * min(macs.values()):
-            fewest = min(macs.values())
-            small = {variant: there[variant] for variant in there if macs[variant] <= SAME_SIZE * fewest}
-            fitting = max(small, key=lambda variant: sign * small[variant])
-            words[-1] += (
-                f" It gives them a network of {short(macs[winner])} MACs, {macs[winner] / fewest:.3g} times the "
-                "smallest; "
-                f"of the smallest networks the best is that of {fitting}, {shown(metric, small[fitting])}."
-            )
-    reached = {variant: cost for variant, cost in costs.items() if cost["reached"]}
-    if target is not None and reached:
-        least = min(reached, key=lambda variant: reached[variant]["bytes"])
-        cheap = min(reached, key=lambda variant: reached[variant]["flops"])
-        words.append(
-            f"To reach {shown(metric, target)}, {least} sends least ({size(reached[least]['bytes'])}) and "
-            f"{cheap} computes least ({short(reached[cheap]['flops'])} FLOPs)."
-        )
-    elif target is not None:
-        words.append(f"No method reached {shown(metric, target)}.")
-    return words
-
-
-def _common_tiers(results: Results) -> list[str]:
-    """The device classes that every run was evaluated for, the smallest first."""
-    ends = [last_evaluation(records) for runs in results.values() for records in runs]
-    return [tier for tier in ends[0] if all(tier in end for end in ends)]
-
-
-def _against_best(methods: Mapping[str, Sequence[ReportedRun]], metric: str) -> tuple[list[Row], str]:
-    """Every method against the best one, and how far that can be trusted."""
+def _against_best(
+    methods: Mapping[str, Sequence[ReportedRun]], same_seeds: Results, metric: str
+) -> tuple[str, list[Row], str]:
+    """The first method of the seeds that all have, every other one against it, and how far that can be trusted."""
     if len(methods) < 2:
-        return [], ""
-    results = {variant: list(map(evaluated, each)) for variant, each in of_common_seeds(methods).items()}
-    if not results:
-        return [], "The methods share no seed: differences are not judged."
-    left_out = any(len(results[variant]) < len(each) for variant, each in methods.items())
-    best = ranked(results, metric)[0]
-    ordered = {best: results[best], **{variant: each for variant, each in results.items() if variant != best}}
+        return "", [], ""
+    if not any(same_seeds.values()):
+        return "", [], "The methods share no seed: differences are not judged."
+    left_out = any(len(same_seeds[variant]) < len(each) for variant, each in methods.items())
+    best = ranked(same_seeds, metric)[0]
+    ordered = {best: same_seeds[best]}
+    ordered |= {variant: each for variant, each in same_seeds.items() if variant != best}
     found, by_tier = differences(ordered, metric), differences_by_tier(ordered, metric)
     rows = [
         {
@@ -216,7 +182,8 @@ def _against_best(methods: Mapping[str, Sequence[ReportedRun]], metric: str) -> 
         }
         for variant, each in found.items()
     ]
-    caution = what_seeds_can_tell(len(results[best]), found.values(), points=percent(metric) > 1)
-    caution += " A star marks a tier's difference that is larger than noise among all tiers' (Holm)."
-    caution += " The best was picked by these same runs, which flatters it a little."
-    return rows, caution + (" Differences are of the seeds that all methods have." if left_out else "")
+    caution = what_seeds_can_tell(len(same_seeds[best]), found.values(), percent(metric) > 1, best)
+    if any(each.beyond_noise for tiers in by_tier.values() for each in tiers.values()):
+        caution += " A star marks a tier's difference that is larger than noise among all tiers' (Holm)."
+    caution += f" {best} was picked as the first by these same runs, which flatters it a little."
+    return best, rows, caution + (" Differences are of the seeds that all methods have." if left_out else "")

@@ -12,11 +12,18 @@ from fedtailor.charts.grouping import (
     round_to,
     setting_filter,
 )
-from fedtailor.charts.panel import Chart, Panel, Row, axis, points
+from fedtailor.charts.panel import AMOUNTS, Chart, Panel, Row, axis, points
 from fedtailor.report import accounting
 from fedtailor.report.accounting import Reached
+from fedtailor.report.amounts import short, signed
 from fedtailor.report.comparison import costs_to_reach, target_of
 from fedtailor.report.tables import shown
+from fedtailor.report.targets import guessing
+
+MATCHED = (
+    "Best figures, and what more it took to match the next method below; below zero is less (mean over seeds). FLOPs "
+    "and parameters sent (numbers of four bytes, down and up) are those of all clients and rounds until then"
+)
 
 
 def pareto(runs: Runs, per_cent: float | None) -> Panel:
@@ -26,7 +33,7 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
     matched: list[Row] = []
     for setting, methods in by_setting(runs).items():
         results = {variant: list(map(evaluated, each)) for variant, each in methods.items()}
-        metric, target = target_of(results, per_cent)
+        metric, target = target_of(results, per_cent, guessing(next(iter(methods.values()))[0].setup))
         at: Row = {"setting": setting} if setting else {}
         paired = {variant: list(map(evaluated, each)) for variant, each in of_common_seeds(methods).items()}
         matched += [
@@ -40,16 +47,15 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
         front = accounting.pareto(ends)
         for variant, cost in costs.items():
             row: Row = {"method": variant, **at}
-            row |= {"target": goals[-1], "megabytes": round_to(cost["bytes"] / 1e6)}
-            row |= {"gigaflops": round_to(cost["flops"] / 1e9), "rounds": round_to(cost["rounds"])}
+            row |= {"target": goals[-1], "bytes": round_to(cost["bytes"])}
+            row |= {"FLOPs": round_to(cost["flops"]), "rounds": round_to(cost["rounds"])}
             row |= {"on the front": "yes" if variant in front else "no", "seeds": cost["seeds"]}
             rows.append(row)
-    caption = "Best figures, and what more it took to match the next method below; below zero is less (mean over seeds)"
-    tables = [(caption, matched)] if len(matched) > 1 else []
-    if not rows:
+    tables = [(MATCHED, matched)] if len(matched) > 1 else []
+    if len(rows) < 2:  # one alone is compared with nobody
         return Panel("pareto", "What the target costs", tables=tables)
-    x = axis("gigaflops", "gigaFLOPs to the target", scale={"zero": False})
-    y = axis("megabytes", "megabytes to the target", scale={"zero": False})
+    x = axis("FLOPs", "FLOPs to the target", axis=AMOUNTS, scale={"zero": False})
+    y = axis("bytes", "bytes to the target", axis=AMOUNTS, scale={"zero": False})
     spec = points(x, y)
     spec["mark"] = {**spec["mark"], "size": 160}
     spec["encoding"]["opacity"] = {
@@ -72,10 +78,10 @@ def _matched(line: Row, metric: str) -> Row:
     return {
         "method": line["method"], **({"setting": line["setting"]} if "setting" in line else {}),
         f"best {named(metric)}": round_to(percent(metric) * line["best"], 4),
-        "rounds": round_to(line["round"], 4),
-        "gigaFLOPs": round_to(line["flops"] / 1e9, 4),
-        "million parameters": round_to(line["parameters"] / 1e6, 4),
+        "rounds": f"{line['round']:.3g}",
+        "FLOPs": short(line["flops"]),
+        "parameters sent": short(line["parameters"]),
         "matches": line.get("against", ""),
-        "more gigaFLOPs": round_to(more["flops"] / 1e9, 4) if more else "never" if "against" in line else "",
-        "more million parameters": round_to(more["parameters"] / 1e6, 4) if more else "",
+        "more FLOPs": signed(more["flops"]) if more else "never" if "against" in line else "",
+        "more parameters sent": signed(more["parameters"]) if more else "",
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,15 +16,31 @@ from fedtailor.charts.grouping import (
     round_to,
     setting_filter,
 )
-from fedtailor.charts.panel import ROUNDS, Chart, Panel, Row, Spec, axis, lines, lines_and_points, points
+from fedtailor.charts.panel import (
+    AMOUNTS,
+    ROUNDS,
+    Chart,
+    Panel,
+    Row,
+    Spec,
+    axis,
+    lines,
+    lines_and_points,
+    points,
+)
 from fedtailor.record import Spent, Tiers, headline
 from fedtailor.report.targets import last_evaluation, mean_over_tiers, spent_until
 
 ALL = "all"  # the mean over device classes
+WIDTHS = ".3~g"  # 0.125, 0.25, 1
+ONCE = (
+    "Every run was evaluated once, after its last round, so that there is no course to show. `evaluate_every` says how "
+    'often; "auto" keeps evaluations below a tenth of the work, which is one in a short run.'
+)
 AXES = {
     "rounds": ROUNDS,
-    "megabytes sent": axis("megabytes", "megabytes sent, down and up"),
-    "FLOPs": axis("gigaflops", "gigaFLOPs of all clients"),
+    "bytes sent": axis("bytes", "bytes sent, down and up", axis=AMOUNTS),
+    "FLOPs": axis("FLOPs", "FLOPs of all clients", axis=AMOUNTS),
 }
 
 
@@ -34,6 +51,8 @@ def progress(runs: Runs) -> Panel:
     for setting, methods in by_setting(runs).items():
         for variant, each in methods.items():
             rows += _curve(setting, variant, each, metrics[setting])
+    if max(Counter((row["method"], row.get("setting"), row["tier"]) for row in rows).values()) < 2:
+        return Panel("progress", "How it was reached", _evaluated_once(runs))
     score = _score(metrics)
     views = {name: lines(x, score, low="low", high="high") for name, x in AXES.items()}
     text = (
@@ -49,6 +68,13 @@ def progress(runs: Runs) -> Panel:
         ("tier", *setting_filter(runs)),
     )
     return Panel("progress", "How it was reached", charts=[chart])
+
+
+def _evaluated_once(runs: Runs) -> str:
+    """Why there is no curve, of runs with one evaluation each."""
+    if all(run.state == "finished" for run in runs):
+        return ONCE
+    return "There is one evaluation so far; a second one begins the chart."
 
 
 def _metrics(runs: Runs) -> dict[str, str]:
@@ -88,8 +114,8 @@ def _curve(setting: str, variant: str, runs: Runs, metric: str) -> list[Row]:
                     **({"setting": setting} if setting else {}),
                     "tier": tier,
                     "rounds": round,
-                    "megabytes": round_to(statistics.mean(spent.bytes for spent, _ in each) / 1e6),
-                    "gigaflops": round_to(2 * statistics.mean(spent.macs for spent, _ in each) / 1e9),
+                    "bytes": round_to(statistics.mean(spent.bytes for spent, _ in each)),
+                    "FLOPs": round_to(2 * statistics.mean(spent.macs for spent, _ in each)),
                     "score": round_to(statistics.mean(scores)),
                     "low": round_to(min(scores)),
                     "high": round_to(max(scores)),
@@ -129,7 +155,7 @@ def widths(runs: Runs) -> Panel:
     views: dict[str, Any] = {}
     by_tier = axis("tier", "device class", "ordinal", sort=None)
     known = sorted({row["width"] for row in rows if row["width"] is not None})
-    wide = axis("width", "width that the device can afford", axis={"values": known})
+    wide = axis("width", "width that the device can afford", axis={"values": known, "format": WIDTHS})
     choices = {"device class": by_tier}
     if all(row["width"] is not None for row in rows):
         choices = {"width": wide, **choices}
