@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
+from fedtailor.charts.terminal import LONGEST_NAME, Titled, Words, lines_of, plain_table
 from fedtailor.methods.registry import method_names
 from fedtailor.report.comparison import comparison_tables
-from fedtailor.report.terminal import LONGEST_NAME, Titled, Words, lines_of, plain_table
 from fedtailor.storage.run_folder import RunFolder
 from synthetic_runs import write_run
 

@@ -115,6 +115,7 @@ def _say_what_the_data_is(plan: Plan) -> None:
 
 
 def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
+    from fedtailor.charts.terminal import Words
     from fedtailor.report.comparison import (
         comparison_data,
         comparison_tables,
@@ -122,7 +123,6 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
         unequal_in_words,
     )
     from fedtailor.report.fairness import fairness_data
-    from fedtailor.report.terminal import Words
     from fedtailor.sweep.results import group_known, group_results
 
     results, known = group_results(plan.runs), group_known(plan.runs)

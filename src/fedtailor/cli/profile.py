@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
+from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import JsonOption, console, load_torch, notice, print_json
 
@@ -93,16 +93,16 @@ def profile(
     print_json(rows) if as_json else console.print(_table(title, rows))
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+def _table(title: str, rows: list[dict[str, Any]]) -> Titled:
     from fedtailor.report.amounts import short
 
-    table = Table(title=title, title_justify="left")
+    table = plain_table()
     for column in ("tier", "width", "parameters", "MACs", "bytes"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         cells = (row["tier"], row["width"], f"{row['params']:,}", short(row["macs"]), f"{row['bytes']:,}")
         table.add_row(*cells)
-    return table
+    return Titled(title, table)
 
 
 def _prepared(config: str) -> Setup:

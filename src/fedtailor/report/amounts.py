@@ -1,4 +1,4 @@
-"""Amounts as text: bytes and counts for people."""
+"""Amounts and names as text for people."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def short(count: float) -> str:
 def signed(count: float) -> str:
     """``+1.56 M``, ``-300``: a count that is more or less than another."""
     return f"{'-' if count < 0 else '+'}{short(abs(count))}"
+
+
+def short_name(name: str) -> str:
+    """A method or network as people call it: of one from a file, the file without its folders.
+
+    >>> short_name("/home/me/work/shy.py:Shy"), short_name("fedavg:width=1/5"), short_name("fjord")
+    ('shy.py:Shy', 'fedavg:width=1/5', 'fjord')
+    """
+    file, colon, rest = name.partition(".py:")
+    return f"{file.replace(chr(92), '/').rpartition('/')[2]}{colon}{rest}" if colon else name

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedtailor.charts.grouping import percent
+from fedtailor.charts.terminal import Titled, Words, table_of_methods
 from fedtailor.record import headline, less_is_better
 from fedtailor.report.accounting import matching
 from fedtailor.report.amounts import short, size
@@ -23,7 +24,6 @@ from fedtailor.report.targets import (
     mean_over_tiers,
     why_no_target,
 )
-from fedtailor.report.terminal import Titled, Words, table_of_methods
 
 
 def target_of(

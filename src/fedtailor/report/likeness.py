@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtailor.charts.grouping import judged_by
 from fedtailor.charts.panel import ReportedRun
-from fedtailor.report.amounts import short
+from fedtailor.report.amounts import short, short_name
 
 CHANGES_NOTHING = ("name", "seed", "engine.workers", "checkpoint.every", "checkpoint.keep")
 TOLD_FIRST = ("rounds", "model.name", "data.dataset", "data", "model", "fleet", "clients_per_round", "method")
@@ -46,7 +46,7 @@ def called(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     for group, where in zip(groups.values(), apart, strict=True):
         cell = next((run.setting for run in group if run.setting), "")
         # What a comparison calls these runs; the method, where none does.
-        base = next((run.variant for run in group if run.variant), group[0].method)
+        base = next((run.variant for run in group if run.variant), short_name(group[0].method))
         named = [replace(run, variant=base, setting=", ".join(filter(None, (where, cell)))) for run in group]
         same_name.setdefault((named[0].setting, base), []).append(list(_once(named)))
     labels: dict[Alike, str] = {}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.elasticity.costing.budget import Budget, amount, limit_text
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.fitting import (
@@ -154,7 +153,7 @@ def profile_view(result: Profile, title: str = "") -> RenderableType:
     """The profile for the terminal: a table with a bar per width, the fitted cut and what binds it."""
     shown = [name for name in COSTS if name in _costs(result.rows[0].cost)]
     heads = {"macs": "MACs", "memory": "memory*", "step_time": "step time"}
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = plain_table(room=1)
     table.add_column("width", justify="right", no_wrap=True)
     for name in shown:
         table.add_column(heads.get(name, name), justify="right", no_wrap=True)
@@ -169,8 +168,8 @@ def profile_view(result: Profile, title: str = "") -> RenderableType:
     step = f"batches of {result.workload.batch_size}"
     if result.workload.optimiser_slots:
         step += f", {result.workload.optimiser_slots} number(s) of optimiser state per parameter"
-    note = Text(f"* estimated for training on {step}", style="dim")
-    return Group(table, note, *_verdict(result))
+    note = f"* estimated for training on {step}"
+    return Group(Titled(title, table, note), *_verdict(result))
 
 
 def _bar(load: float) -> str:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from fedtailor.charts.grouping import named, percent
+from fedtailor.charts.terminal import Titled, table_of_methods
 from fedtailor.record import RoundRecord, Spent, TierSpent, headline
 from fedtailor.report.amounts import size
 from fedtailor.report.targets import Records, Results, last_evaluation
-from fedtailor.report.terminal import Titled, table_of_methods
 
 
 def totals(records: Records) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
+from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.record import headline
 from fedtailor.report.amounts import short
 from fedtailor.report.tables import shown, totals
@@ -28,10 +27,10 @@ def run_summary(run: Run) -> dict[str, Any]:
     return known | ({"too_small": left_out(run.setup)} if run.fleet.whole else {})
 
 
-def tier_table(title: str, run: Run) -> Table:
+def tier_table(title: str, run: Run) -> Titled:
     """One row per tier: what its device runs, and how well."""
     metrics = list(next(iter(run.tiers.values())))
-    table = Table(title=title, title_justify="left")
+    table = plain_table()
     for column in ("tier", "width", "parameters", "MACs"):
         table.add_column(column, justify="right", no_wrap=True)
     for metric in metrics:
@@ -41,7 +40,7 @@ def tier_table(title: str, run: Run) -> Table:
         cost = run.model.cost(cut)
         values = [shown(metric, run.tiers[tier.name][metric]) for metric in metrics]
         table.add_row(tier.name, cut.tag, f"{cost.params:,}", short(cost.macs), *values)
-    return table
+    return Titled(title, table)
 
 
 def choice_in_words(run: Run) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from fedtailor.charts.terminal import Words
 from fedtailor.errors import FedtailorError
 from fedtailor.record import headline
 from fedtailor.report.amounts import size
@@ -31,7 +32,6 @@ from fedtailor.report.fairness import fairness_data
 from fedtailor.report.rules import unequal_rules
 from fedtailor.report.tables import join_by_tier, spread
 from fedtailor.report.targets import Records, last_evaluation
-from fedtailor.report.terminal import Words
 from fedtailor.run.describing import describe
 from fedtailor.run.html import table_html
 from fedtailor.run.result import Run

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.table import Table
 from rich.text import Text
 
+from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.cli.output import JsonOption, console, load_torch, print_json
 
 
@@ -16,11 +16,10 @@ def datasets(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({name: describe(name) for name in dataset_names()})
         return
-    table = Table(title="Data sets", title_justify="left")
+    table = plain_table()
     table.add_column("name", no_wrap=True)
-    table.add_column("what it is", overflow="fold")
-    table.add_column("here?", overflow="fold")
+    table.add_column("what it is, and whether it is here", overflow="fold")
     for name in dataset_names():
         summary, state = summary_and_state(name)
-        table.add_row(name, Text(summary), Text(state))
-    console.print(table)
+        table.add_row(name, Text(f"{summary}\n{state}"))
+    console.print(Titled("Data sets", table))

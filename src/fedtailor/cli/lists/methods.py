@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+import inspect
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from fedtailor.cards import card, summaries
+from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.cli.output import JsonOption, console, load_torch, print_json
+
+if TYPE_CHECKING:
+    from fedtailor.method import Method
+
+SETTINGS = "## Settings"
+TRAINING = "`[training]` has the settings of local training, for every method."
 
 
 def methods(
@@ -25,21 +33,46 @@ def methods(
 
         console.print(Markdown(card(name) or _own_card(name)))
     else:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column()
+        table = plain_table()
+        table.add_column("name", no_wrap=True)
+        table.add_column("what it does")
         for each, summary in summaries().items():
-            table.add_row(each, Text(summary, no_wrap=True, overflow="ellipsis"))
-        console.print(table)
-        console.print("\nfedtailor methods NAME shows a method's card, with its settings")
+            table.add_row(each, Text(summary))
+        console.print(
+            Titled("Methods", table, "fedtailor methods NAME shows a method's card, with its settings")
+        )
 
 
 def _own_card(name: str) -> str:
-    """The card of a method that is not among fedtailor's own."""
+    """The card of a method that is not among fedtailor's own; without one, what its class says of itself."""
     load_torch()
-    from fedtailor.methods.registry import method_card
+    from fedtailor.methods.registry import get_method, method_card
 
-    return method_card(name)
+    method, text = get_method(name), method_card(name)
+    return text if SETTINGS in text else "\n\n".join([text, SETTINGS, *_settings_table(method)]).strip()
+
+
+def _settings_table(method: type[Method]) -> list[str]:
+    """Every setting with its type and default, those of the class itself first."""
+    known = {item.name: item for item in dataclasses.fields(method) if item.name != "local"}
+    own = [name for name in known if name in inspect.get_annotations(method)]
+    lines = [
+        f"| `{name}` | {_type(known[name])} | `{_word(_default(known[name]))}` |"
+        for name in [*own, *(name for name in known if name not in own)]
+    ]
+    return ["\n".join(["| setting | type | default |", "|---|---|---|", *lines]), TRAINING]
+
+
+def _type(field: dataclasses.Field[Any]) -> str:
+    named = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+    return named.replace("|", "or")
+
+
+def _word(value: Any) -> str:
+    """As in a config; a setting without a default says so."""
+    if value is dataclasses.MISSING:
+        return "none: it must be set"
+    return json.dumps(value) if isinstance(value, bool | str) else str(value)
 
 
 def _rows(name: str | None) -> list[dict[str, Any]]:

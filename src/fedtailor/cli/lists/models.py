@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
+from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.cli.output import JsonOption, console, load_torch, print_json
 from fedtailor.errors import FedtailorError, require
 
@@ -38,16 +38,16 @@ def models(
     if as_json:
         print_json(rows)
         return
-    table = Table(title=f"Networks, {classes} classes", title_justify="left", box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("name", no_wrap=True)
     for column in ("input", "parameters", "MACs"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what it is")
     for row in rows:
-        summary = Text(row["summary"].rstrip("."), no_wrap=True, overflow="ellipsis")
+        summary = Text(row["summary"].rstrip("."))
         table.add_row(row["name"], row["input"], f"{row['params']:,}", short(row["macs"]), summary)
-    console.print(table)
-    console.print("fedtailor profile NAME shows what every tier of a fleet is given of it")
+    more = "fedtailor profile NAME shows what every tier of a fleet is given of it"
+    console.print(Titled(f"Networks, {classes} classes", table, more))
 
 
 def _row(name: str, shapes: tuple[str, ...], classes: int) -> dict[str, Any] | None:

@@ -9,17 +9,18 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
+from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.cli.output import JsonOption, console, print_json
 from fedtailor.errors import FedtailorError
 from fedtailor.record import RoundRecord, headline, less_is_better
-from fedtailor.report.amounts import size
+from fedtailor.report.amounts import short_name, size
 
 if TYPE_CHECKING:
     from fedtailor.storage.run_folder import RunFolder
 
 DAMAGED = "damaged"
+NARROW = 14  # characters of a column beside names of runs, which may be long
 
 
 def runs(
@@ -39,29 +40,41 @@ def runs(
     if not rows:
         console.print(f"No run in {folder}/", markup=False)
         return
-    table = Table(title=f"Runs in {folder}/", title_justify="left")
+    table = plain_table()
     table.add_column("run", overflow="fold")
-    for column in ("method", "state"):
-        table.add_column(column, no_wrap=True)
-    for column in ("round", "best", "size"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("method", overflow="fold", max_width=NARROW)
+    table.add_column("state", no_wrap=True)
+    table.add_column("round", justify="right", no_wrap=True)
+    table.add_column("best", justify="right", overflow="fold", max_width=NARROW)
+    table.add_column("size", justify="right", no_wrap=True)
     for row in rows:
-        rounds = f"{row['round']}/{row['rounds'] or '?'}"
-        table.add_row(
-            row["run"], row["method"], row["state"], rounds, _shown(row["best"]), size(row["bytes"])
+        cells = (
+            short_name(row["method"]),
+            row["state"],
+            _rounds(row),
+            _shown(row["best"]),
+            size(row["bytes"]),
         )
-    console.print(table)
+        table.add_row(row["run"], *cells)
+    console.print(Titled(f"Runs in {folder}/", table))
+
+
+def _rounds(row: dict[str, Any]) -> str:
+    """``8/20``; the rounds alone where the plan is unknown, or was made shorter after they were done."""
+    planned = row["rounds"]
+    return f"{row['round']}/{planned}" if planned and planned >= row["round"] else str(row["round"])
 
 
 def _row(run: RunFolder, above: Path) -> dict[str, Any]:
     """A run as plain data; a folder whose files cannot be read is listed too."""
-    from fedtailor.storage.run_folder import CONFIG
+    from fedtailor.storage.run_folder import CONFIG, SETTINGS
 
     config: dict[str, Any] = {}
     records: list[RoundRecord] = []
     try:
         file = run.path / CONFIG
-        config = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        said = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        config = run.setup().get(SETTINGS, {}) if said is None else said  # Python writes no config
         records, state = run.records(), run.state
     except (OSError, ValueError):
         state = DAMAGED
@@ -93,5 +106,6 @@ def _best(records: Sequence[RoundRecord]) -> dict[str, Any] | None:
 def _shown(best: dict[str, Any] | None) -> str:
     if best is None:
         return "-"
-    percent = best["metric"] == "accuracy"
-    return f"{100 * best['value']:.1f} %" if percent else f"{best['metric']} {best['value']:.4g}"
+    metric, value = best["metric"], best["value"]
+    shown = f"{100 * value:.1f} %" if metric.endswith("accuracy") else f"{value:.4g}"
+    return shown if metric == "accuracy" else f"{metric} {shown}"

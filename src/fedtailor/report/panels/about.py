@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fedtailor.charts.grouping import Runs
 from fedtailor.charts.panel import Panel, ReportedRun
+from fedtailor.report.amounts import short_name
 from fedtailor.report.likeness import dataset_of
 
 MOST = 3  # different values that are told of one thing
@@ -19,7 +20,7 @@ def about(runs: Runs) -> Panel:
         ("Method" if len(methods) == 1 else "Compared", compared),
         ("Data", _values(runs, _data)),
         ("Fleet", _values(runs, _fleet)),
-        ("Network", _values(runs, lambda run: str(run.config.get("model", {}).get("name", "")))),
+        ("Network", _values(runs, lambda run: short_name(str(run.config.get("model", {}).get("name", ""))))),
         ("Rounds", _rounds(runs)),
         ("Seeds", _seeds(run.seed for run in runs)),
     ]

@@ -61,7 +61,8 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         rule = f" To {shown(metric, target)}: {REACHED}" if target is not None else ""
         rule = rule or f" {why_no_target(results, metric, guess)}".rstrip()
         rows = [_cost_row(variant, results[variant], metric, target, costs, sizes) for variant in results]
-        tables.append((f"What it cost {setting}".strip() + f", mean over seeds.{rule}", rows))
+        over = ", mean over seeds" if any(len(each) > 1 for each in results.values()) else ""
+        tables.append((f"What it cost {setting}".strip() + f"{over}.{rule}", rows))
         words = best_in_words(results, same_seeds, metric, sizes)
         words += target_in_words(metric, target, costs)
         sentences += [f"With {setting}: {words[0]}" if setting else words[0], *words[1:]]

@@ -34,8 +34,8 @@ from fedtailor.report.targets import last_evaluation, mean_over_tiers, spent_unt
 ALL = "all"  # the mean over device classes
 WIDTHS = ".3~g"  # 0.125, 0.25, 1
 ONCE = (
-    "Every run was evaluated once, after its last round, so that there is no course to show. `evaluate_every` says how "
-    'often; "auto" keeps evaluations below a tenth of the work, which is one in a short run.'
+    "Every run was evaluated once, after its last round, so that there is no course to show. The setting "
+    'evaluate_every says how often; "auto" keeps evaluations below a tenth of the work, which is one in a short run.'
 )
 AXES = {
     "rounds": ROUNDS,
