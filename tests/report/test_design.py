@@ -155,6 +155,11 @@ def test_bars_stand_for_methods_that_have_something_to_show(tmp_path):
     assert panel.text.endswith("Every weight was trained at least once by fjord.")
 
 
+def test_a_number_stays_with_its_unit_on_a_narrow_page(monkeypatch):
+    monkeypatch.setattr(page, "_library", lambda: "")
+    assert "12.8\u00a0%, 5\u00a0seeds" in page.page("some", [Panel("x", "X", "12.8 %, 5 seeds")])
+
+
 def test_a_panel_of_facts_is_no_section(monkeypatch):
     monkeypatch.setattr(page, "_library", lambda: "")
     text = page.page("some", [Panel("about", "About", facts=[("Data", "<b>")]), Panel("x", "X", "words")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 
 import pytest
 import torch
@@ -142,6 +143,8 @@ def test_a_run_writes_its_report(tmp_path):
     with pytest.raises(FedtailorError, match="a browser prints the page as PDF"):
         run.report(tmp_path / "report.pdf")
     assert text.startswith("# fedavg")
+    assert "| not saved |" in text
+    assert tempfile.gettempdir() not in text.replace(str(tmp_path), "")
     run.save(tmp_path / "run")
     again = Run.load(tmp_path / "run").report(str(tmp_path / "again.md")).read_text(encoding="utf-8")
     assert again.startswith("# run")

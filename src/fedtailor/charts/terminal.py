@@ -35,11 +35,15 @@ def lines_of(text: str, width: int) -> list[str]:
     ['  it holds in', '  95 % of cases']
     """
     indent = " " * (len(text) - len(text.lstrip()))
-    glued = re.sub(r"(?<=\d) (?=%|points?\b|seeds?\b|rounds?\b|[kMGT]?B\b|x\b)", GLUE, text.strip())
     kept = textwrap.TextWrapper(
         width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
-    return [line.replace(GLUE, " ") for line in kept.wrap(glued)] or [""]
+    return [line.replace(GLUE, " ") for line in kept.wrap(glued(text.strip()))] or [""]
+
+
+def glued(text: str) -> str:
+    """The text with spaces that no line breaks at, between numbers and what they count."""
+    return re.sub(r"(?<=\d) (?=%|points?\b|seeds?\b|rounds?\b|[kMGT]?B\b|x\b)", GLUE, text)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from jinja2 import Environment
 
 from fedtailor import __version__
 from fedtailor.charts.panel import Chart, Panel
+from fedtailor.charts.terminal import glued
 from fedtailor.errors import FedtailorError
 
 
@@ -29,6 +30,7 @@ def require_charts() -> Any:
 def page(title: str, panels: Sequence[Panel], *, live: bool = False) -> str:
     """The whole file. A ``live`` page asks its server for new data."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["glued"] = glued
     template = environment.from_string(_text("page.html"))
     return template.render(
         title=title,

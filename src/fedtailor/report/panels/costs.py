@@ -53,7 +53,7 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
             rows.append(row)
     tables = [(MATCHED, matched)] if len(matched) > 1 else []
     if len(rows) < 2:  # one alone is compared with nobody
-        return Panel("pareto", "What the target costs", tables=tables)
+        return Panel("pareto", "What the best figures cost", tables=tables)
     x = axis("FLOPs", "FLOPs to the target", axis=AMOUNTS, scale={"zero": False})
     y = axis("bytes", "bytes to the target", axis=AMOUNTS, scale={"zero": False})
     spec = points(x, y)
