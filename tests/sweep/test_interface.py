@@ -70,11 +70,15 @@ def test_seeds_share_their_start_and_methods_their_rules(comparison):
 
 def test_the_paper_s_own_rules_are_asked_for_and_said():
     methods = {"paper": "heterofl:preset=paper", "same": {"name": "heterofl"}, "object": fedtailor.HeteroFL()}
-    made = fedtailor.compare(tiny_mlp(), vector_data(), "equal", methods, **{**QUICK, "rounds": 1})
+    made = fedtailor.compare(
+        tiny_mlp(), vector_data(), "equal", methods, validation=0.5, **{**QUICK, "rounds": 1}
+    )
     paper, same, own = (runs[0].method for runs in made.runs.values())
     assert (paper.masked_loss, same.masked_loss, own.masked_loss) == (True, False, True)
     assert paper == own
     assert "same differs from the others in" in str(made)
+    assert "Every run kept 18 training examples of its clients back" in str(made)
+    assert made.data()["validation_examples"] == 18
 
 
 def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch, capsys):
