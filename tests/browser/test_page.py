@@ -238,7 +238,7 @@ def test_the_keyboard_is_enough(browser, report):
         looking.page.locator("figure[data-chart='progress'] select").first.focus()
         looking.page.keyboard.press("ArrowDown")
         looking.page.wait_for_function(
-            "document.querySelector(\"figure[data-chart='progress'] svg\").getAttribute('aria-label').includes('mega')"
+            "document.querySelector(\"figure[data-chart='progress'] svg\").getAttribute('aria-label').includes('bytes')"
         )
         looking.page.locator("figure[data-chart='progress'] summary").focus()
         looking.page.keyboard.press("Enter")
