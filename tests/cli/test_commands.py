@@ -242,6 +242,34 @@ def test_profile_shows_published_counts(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)[0]["params"] == 11_172_170
 
 
+def test_profile_of_a_run_shows_what_its_method_gives_each_tier(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        """
+        [data]
+        dataset = "digits"
+        [model]
+        name = "mlp"
+        [method]
+        name = "fjord"
+        [[fleet.tiers]]
+        name = "half"
+        width = 0.5
+        [[fleet.tiers]]
+        name = "all"
+        width = 1
+        """,
+        encoding="utf-8",
+    )
+    assert call(monkeypatch, "profile", str(file), "--json") == 0
+    captured = capsys.readouterr()
+    assert [(row["tier"], row["width"]) for row in json.loads(captured.out)] == [
+        ("half", "2/5"),
+        ("all", "1"),
+    ]
+    assert "tier 'half' may have width 1/2 and is given 2/5" in " ".join(captured.err.split())
+
+
 def test_profile_of_ones_own_module(folder, monkeypatch, capsys):
     (folder / "mine.py").write_text(
         "from torch import nn\n"

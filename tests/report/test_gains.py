@@ -37,10 +37,10 @@ def test_words_say_what_each_device_gains_and_loses():
     assert list(gains_and_losses(RESULTS, EVERY)) == [
         "With fjord instead of fedavg:width=1/5:",
         "  board: higher or lower with the seed (-1.0 to +1.0 points); 2 are too few to tell",
-        "  laptop: 9.5 points higher in these 2 seeds (9.0 to 10.0), too few to tell",
+        "  laptop: 9.5 points higher in each of these 2 seeds (9.0 to 10.0), too few to tell",
         "With fjord instead of fedavg:only_able=true:",
         "  board: a network that fits, where fedavg:only_able=true has none",
-        "  laptop: 6.5 points higher in these 2 seeds (5.0 to 8.0), too few to tell",
+        "  laptop: 6.5 points higher in each of these 2 seeds (5.0 to 8.0), too few to tell",
     ]
 
 
@@ -60,9 +60,9 @@ def words(*values: float) -> str:
 def test_only_what_is_larger_than_noise_is_called_a_gain_or_a_loss():
     assert words(5.1, 5.0, 5.2) == "gains 5.1 points (5.0 to 5.2 over 3 seeds)"
     assert words(-5.1, -5.0, -5.2) == "loses 5.1 points (5.0 to 5.2 over 3 seeds)"
-    assert words(-0.4, -1.2) == "0.8 points lower in these 2 seeds (0.4 to 1.2), too few to tell"
+    assert words(-0.4, -1.2) == "0.8 points lower in each of these 2 seeds (0.4 to 1.2), too few to tell"
     assert words(-3, 5, -1, 4, 2) == "higher or lower with the seed (-3.0 to +5.0 points); within noise"
-    assert words(2, 2, 2, 2, 2) == "2.0 points higher in these 5 seeds (2.0 to 2.0), cannot be told"
+    assert words(2, 2, 2, 2, 2) == "2.0 points higher in each of these 5 seeds (2.0 to 2.0), cannot be told"
 
 
 def test_what_is_never_higher_is_not_called_so():

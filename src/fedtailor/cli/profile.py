@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from fedtailor.elasticity.cutting.cut import Cut
     from fedtailor.elasticity.model import ElasticModel
-    from fedtailor.server.setup import Setup
+
+    Pieces = Callable[[], dict[str, Cut]]  # tier -> what it is given
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Network:
         "1x28x28"
     )
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is that of a run's file, which says all the rest."""
+        return self.model.endswith(".toml")
 
 
 @grouped
@@ -60,18 +67,11 @@ def profile(
     """Show what a network costs: for every tier of a fleet, or at every width against a budget."""
     load_torch()
     from fedtailor.elasticity.costing.budget import Budget
-    from fedtailor.fleet import fleet_by_name
     from fedtailor.report.profile import profile as cost_profile
     from fedtailor.report.profile import profile_view
 
     limits = Budget.parse(budget) if budget is not None else None
-    if network.model.endswith(".toml"):
-        setup = _prepared(network.model)
-        traced, title = setup.model, f"{network.model} ({setup.method.name})"
-    else:
-        setup, tiers = None, fleet_by_name(fleet).tiers
-        traced = _traced(network.model, network.input_shape, network.classes)
-        title = f"{network.model}, input {network.input_shape}, {network.classes} classes"
+    title, traced, pieces = _of_run(network.model) if network.is_run else _of_network(network, fleet)
     if explain:
         if as_json:
             print_json({"groups": traced.groups.counts, "fixed": traced.groups.fixed})
@@ -84,12 +84,7 @@ def profile(
         if result.refusal:
             raise typer.Exit(2)
         return
-    if setup is None:
-        cuts = {tier.name: traced.fit(tier.budget) for tier in tiers}
-    else:
-        given = setup.method.cut_for
-        cuts = {tier.name: given(setup.start.state, tier.budget, traced) for tier in setup.fleet.tiers}
-    rows = [_row(traced, tier, cut) for tier, cut in cuts.items()]
+    rows = [_row(traced, tier, cut) for tier, cut in pieces().items()]
     print_json(rows) if as_json else console.print(_table(title, rows))
 
 
@@ -105,12 +100,25 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Titled:
     return Titled(title, table)
 
 
-def _prepared(config: str) -> Setup:
-    """The run that a config describes, read, traced and checked; nothing is trained or written."""
+def _of_network(network: Network, fleet: str) -> tuple[str, ElasticModel, Pieces]:
+    """A network by name, and what each tier of a fleet could run of it."""
+    from fedtailor.fleet import fleet_by_name
+
+    tiers = fleet_by_name(fleet).tiers
+    traced = _traced(network.model, network.input_shape, network.classes)
+    title = f"{network.model}, input {network.input_shape}, {network.classes} classes"
+    return title, traced, lambda: {tier.name: traced.fit(tier.budget) for tier in tiers}
+
+
+def _of_run(config: str) -> tuple[str, ElasticModel, Pieces]:
+    """The network of a config, and what its method gives each tier; nothing is trained or written."""
     from fedtailor.config import load_config
     from fedtailor.run.setup import prepare_config
 
-    return prepare_config(load_config(config, on_notice=notice), notice)
+    setup = prepare_config(load_config(config, on_notice=notice), notice)
+    given, state, model = setup.method.cut_for, setup.start.state, setup.model
+    title = f"{config} ({setup.method.name})"
+    return title, model, lambda: {tier.name: given(state, tier.budget, model) for tier in setup.fleet.tiers}
 
 
 def _row(network: ElasticModel, tier: str, cut: Cut) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def gained(values: Sequence[float], found: Difference, unit: str, words: Words =
     >>> gained([5.1, 4.0, 4.4], Difference(3, 4.5, chance=0.01), " points")
     'gains 4.5 points (4.0 to 5.1 over 3 seeds)'
     >>> gained([-0.4, -1.2], Difference(2, -0.8, chance=0.3), " points")
-    '0.8 points lower in these 2 seeds (0.4 to 1.2), too few to tell'
+    '0.8 points lower in each of these 2 seeds (0.4 to 1.2), too few to tell'
     >>> gained([-0.4, 0.9, 0.1], Difference(3, 0.2, chance=0.7), " points")
     'higher or lower with the seed (-0.4 to +0.9 points); 3 are too few to tell'
     """
@@ -172,6 +172,8 @@ def gained(values: Sequence[float], found: Difference, unit: str, words: Words =
         return f"{words[0]} or {words[1]} with the seed ({reach}{unit}); {few}"
     if low == high == 0:
         return f"the same {where}, {doubt}"
+    if ends[0] > 0 and count > 1:
+        where = f"in each of these {count} seeds"
     return f"{amount} {words[mean < 0]} {where}{f' ({reach})' if count > 1 else ''}, {doubt}"
 
 
