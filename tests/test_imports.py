@@ -80,7 +80,7 @@ FLOORS: list[set[str]] = [
     {"report"},  # made from run folders alone
     {"progress"},
     {"run"},
-    {"sweep"},
+    {"sweep", "flower"},
     {"cli"},
     {"__main__"},
 ]
@@ -112,7 +112,13 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         },
         {"fedrolex", "flado"},  # they extend HeteroFL and UniProb
     ],
-    "engines": [{"settings", "protocol"}, {"in_process", "workers"}, {"automatic"}, {"opening"}],
+    "engines": [
+        {"settings", "protocol"},
+        {"values"},
+        {"in_process", "workers", "flower"},
+        {"automatic"},
+        {"opening"},
+    ],
 }
 
 

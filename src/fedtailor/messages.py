@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedtailor.elasticity.costing.budget import Budget
@@ -104,3 +105,23 @@ class Deployed:
     def cut(self) -> Cut:
         """The address of the first piece."""
         return self.patches[0].cut
+
+
+# What a client keeps for itself lies with the server in a simulation, and on the client's own disk in a real fleet; the
+# server then has the version alone.
+_VERSION = "kept elsewhere"
+_STAGES = ("train", "calibrate")
+
+
+def kept_elsewhere(round: int, action: Action) -> dict[str, Tensor]:
+    """In the place of a memory: in which round and for what it was kept."""
+    stage = _STAGES.index(action) if action in _STAGES else 0
+    return {_VERSION: torch.tensor([round, stage], dtype=torch.int64)}
+
+
+def version_of(memory: Mapping[str, Tensor]) -> tuple[int, str] | None:
+    """The round and the stage of a memory that is kept elsewhere; nothing of any other."""
+    if _VERSION not in memory:
+        return None
+    round, stage = memory[_VERSION].tolist()
+    return round, _STAGES[stage]

@@ -15,7 +15,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Levels, Mask
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.in_process import InProcess
-from fedtailor.engines.workers.messages import (
+from fedtailor.engines.values import (
     answer_of,
     answer_value,
     evaluation_of,

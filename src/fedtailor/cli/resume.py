@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedtailor.cli.flower import CLIENTS, Where, run_there
+from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import (
     JsonOption,
     RoundProgress,
@@ -18,8 +20,10 @@ from fedtailor.cli.output import (
     stoppable,
 )
 from fedtailor.cli.run import show
+from fedtailor.errors import FedtailorError
 
 
+@grouped
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of the run, e.g. runs/first.")],
     allow_drift: Annotated[
@@ -30,9 +34,23 @@ def resume(
     ] = False,
     track: TrackOption = None,
     as_json: JsonOption = False,
+    *,
+    where: Where,
 ) -> None:
     """Go on with an interrupted run after its last saved round, to the result it would have had."""
+    there = where.on_flower
     refuse_if_in_use(folder)
+    if there != (folder / CLIENTS).is_file():
+        told = (
+            "ran on Flower: say where with --engine flower --superlink"
+            if not there
+            else "did not run on Flower"
+        )
+        raise FedtailorError(f"{folder} {told}")
+    if there:
+        with stoppable(folder, f"fedtailor resume {folder} --engine flower --superlink {where.superlink}"):
+            run_there((folder / "config.toml").read_text(encoding="utf-8"), folder, where)
+        return
     load_torch()
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.likeness import flat

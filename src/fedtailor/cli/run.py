@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedtailor.cli.flower import Where, run_there
+from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import (
     JsonOption,
     RoundProgress,
@@ -23,6 +25,7 @@ from fedtailor.cli.output import (
     print_json,
     stoppable,
 )
+from fedtailor.errors import FedtailorError
 from fedtailor.storage.files import refuse_existing
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 MOST_CLIENTS = 10  # that are named
 
 
+@grouped
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file; `fedtailor init` writes one.")],
     overrides: SetOption = None,
@@ -40,8 +44,15 @@ def run(
     ] = False,
     track: TrackOption = None,
     as_json: JsonOption = False,
+    *,
+    where: Where,
 ) -> None:
     """Train one global model over unequal clients, and show the accuracy of every tier."""
+    there = where.on_flower
+    if there and (watch or track or as_json):
+        raise FedtailorError(
+            "--watch, --track and --json belong to runs on this machine, not to --engine flower"
+        )
     name = _name(config, overrides or [])
     if name is not None:
         refuse_existing(runs / name)
@@ -53,6 +64,10 @@ def run(
 
     settings = load_config(config, overrides or [], notice)
     folder = runs / settings.name
+    if there:
+        with stoppable(folder, f"fedtailor resume {folder} --engine flower --superlink {where.superlink}"):
+            run_there(to_toml(settings), folder, where)
+        return
     title = f"{settings.name} ({settings.method['name']})"
     command = f"fedtailor resume {folder}"
     known = flat(tomllib.loads(to_toml(settings)))

@@ -7,11 +7,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.data.partitions import Array, Partition
@@ -25,7 +24,7 @@ from fedtailor.data.splits import (
     split,
     split_by_id,
 )
-from fedtailor.data.transforms import Deployable, Plain, deployable
+from fedtailor.data.transforms import Deployable, Plain, deployable, stored_tensors
 from fedtailor.errors import FedtailorError
 from fedtailor.seeds import Seeds
 
@@ -81,6 +80,7 @@ class FederatedData:
     unseen: Parts | None = None  # clients never seen in training, with test examples only
     origin: Origin = field(default_factory=Origin)  # the file that it was read from
     findings: tuple[str, ...] = ()  # what is odd about the examples, one sentence each
+    remote: ClassVar[bool] = False  # whether training examples lie elsewhere, with their clients
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.partition.sizes == 0)
@@ -113,6 +113,10 @@ class FederatedData:
     def examples_for(self, client: int, action: str) -> Examples:
         """What a client works on when it is asked to do something."""
         return Parts(self.train, self.partition).examples_for(client, action, self.measured)
+
+    def count_for(self, client: int, action: str) -> int:
+        """How many examples that are."""
+        return len(self.examples_for(client, action))
 
     @cached_property
     def measured(self) -> Measured:
@@ -190,7 +194,7 @@ class FederatedData:
         """``data-split``: a hash of all examples and one of who holds which, to notice a change."""
         data = hashlib.blake2b(digest_size=8)
         for examples in (self.train, self.test):
-            for tensor in _stored_tensors(examples):
+            for tensor in stored_tensors(examples):
                 data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
                 data.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         split = hashlib.blake2b(digest_size=8)
@@ -333,18 +337,3 @@ def _tests_by_id(dataset: Dataset, test: Examples, ids: Array, chosen: Array) ->
 
 def _names_of(ids: Array, dataset: Dataset) -> Array:
     return ids if dataset.client_names is None else np.asarray(dataset.client_names[ids])
-
-
-def _stored_tensors(examples: Examples) -> list[Tensor]:
-    """Everything that decides what the examples are: columns, chosen rows, and the text of windows."""
-    columns = examples.columns
-    tensors = list(columns.values()) if isinstance(columns, dict) else list(columns)
-    if examples.indices is not None:
-        tensors.append(examples.indices)
-    preparation = examples.preparation
-    if isinstance(preparation, Plain):
-        preparation = preparation.preparation
-    if dataclasses.is_dataclass(preparation):
-        values = vars(preparation).values()
-        tensors += [value for value in values if isinstance(value, Tensor)]
-    return tensors

@@ -154,7 +154,7 @@ def _short(name: str) -> str:
 
 
 def _has_classes(data: FederatedData) -> bool:
-    return data.num_classes > 0 and data.train.targets.dim() == 1
+    return data.num_classes > 0 and data.train.targets.dim() == 1 and not data.remote
 
 
 def _shown_clients(sizes: Array, most: int | None) -> Array:

@@ -5,14 +5,14 @@ What a preparation does to every input, evaluation included, is part of what is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedtailor.data.batches import Batch, Preparation
+from fedtailor.data.batches import Batch, Examples, Preparation
 from fedtailor.errors import FedtailorError, require
 
 
@@ -235,3 +235,18 @@ def deployable(preparation: Preparation | None) -> Deployable | None:
     """What of a preparation can be deployed; nothing of windows of text and of most functions of the user's own."""
     inner = preparation.preparation if isinstance(preparation, Plain) else preparation
     return inner if isinstance(inner, Deployable) else None
+
+
+def stored_tensors(examples: Examples) -> list[Tensor]:
+    """Everything that decides what the examples are: columns, chosen rows, and the text of windows."""
+    columns = examples.columns
+    tensors = list(columns.values()) if isinstance(columns, dict) else list(columns)
+    if examples.indices is not None:
+        tensors.append(examples.indices)
+    preparation = examples.preparation
+    if isinstance(preparation, Plain):
+        preparation = preparation.preparation
+    if is_dataclass(preparation):
+        values = vars(preparation).values()
+        tensors += [value for value in values if isinstance(value, Tensor)]
+    return tensors

@@ -32,6 +32,8 @@ class EngineSettings:
     """A client whose updates were refused so often is not asked again in this run; 0 forgives everything."""
     retries: int = 3
     """How often an abandoned round is tried again, with other clients, before the run stops."""
+    wait: float = 120.0
+    """Seconds that a run on Flower waits for its first clients."""
     pause: float = 0.0
     """Seconds before the first retry; they double with every further one."""
 
@@ -44,6 +46,7 @@ class EngineSettings:
         require(1 <= asked < math.inf, "engine.over_selection", asked, "at least 1, such as 1.3")
         require(self.strikes >= 0, "engine.strikes", self.strikes, "at least 0")
         require(self.retries >= 0, "engine.retries", self.retries, "at least 0")
+        require(0 < self.wait < math.inf, "engine.wait", self.wait, "seconds above 0")
         require(0 <= self.pause < math.inf, "engine.pause", self.pause, "at least 0 seconds")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, overload
 
@@ -130,6 +130,7 @@ class Population(Sequence[Client]):
     tiers: NDArray[np.int32]  # index of each client's tier
     macs: NDArray[np.float64] | None = None  # each client's own limit, where the fleet has a range
     able: NDArray[np.int64] | None = None  # who takes part, where some are left out
+    own: Mapping[int, Budget] = field(default_factory=dict)  # budgets that clients brought along
 
     def __len__(self) -> int:
         return len(self.num_examples) if self.able is None else len(self.able)
@@ -161,4 +162,5 @@ class Population(Sequence[Client]):
         client = index % len(self) if self.able is None else int(self.able[index])
         tier = self.fleet.tiers[self.tiers[client]]
         budget = tier.budget if self.macs is None else Budget(macs=float(self.macs[client]))
+        budget = self.own.get(client, budget)
         return Client(client, tier.name, budget, int(self.num_examples[client]))

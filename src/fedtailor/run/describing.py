@@ -106,7 +106,9 @@ def _named(function: object) -> str:
 
 def _tiers(setup: Setup) -> list[dict[str, Any]]:
     tiers = []
-    for tier, clients in zip(setup.fleet.tiers, setup.fleet.counts(setup.data.num_clients), strict=True):
+    roster, fleet = setup.roster, setup.fleet
+    counts = fleet.counts(setup.data.num_clients) if roster is None else roster.counts(fleet)
+    for tier, clients in zip(fleet.tiers, counts, strict=True):
         cost = setup.model.cost(setup.method.cut_for(setup.start.state, tier.budget, setup.model))
         tiers.append(
             {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.config import RunConfig, load_config
 from fedtailor.engines.opening import open_engine
+from fedtailor.engines.protocol import Engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
 from fedtailor.objective import Loss, Metric
@@ -100,14 +102,14 @@ def train(
         share = learnt.share(data, settings.stopping, chosen)
         origin = Origin(settings.threads, call=called(setup, module, data, learnt.words(share)))
         if path is None:
-            return _start(setup, origin, both(show, on_round))
+            return start(setup, origin, both(show, on_round))
         again = resume and path.exists()
         with Journal.open(path) if again else Journal.create(path, texts_of(setup, origin)) as journal:
             journal.begin(fingerprint_of(setup, origin), settings.checkpoint, setup.start, setup.device)
             if show is not None:
                 show.count(journal.history)
             try:
-                return _start(setup, origin, both(show, on_round), journal)
+                return start(setup, origin, both(show, on_round), journal)
             except Interrupted as stop:
                 stop.add_note("The same call with resume=True goes on from there.")
                 raise
@@ -141,7 +143,7 @@ def run_config(
     origin = Origin(config.threads, config)
     with Journal.create(path, texts_of(setup, origin)) as journal:
         journal.begin(fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device)
-        return _start(setup, origin, on_round, journal, on_notice)
+        return start(setup, origin, on_round, journal, on_notice)
 
 
 def resume(
@@ -168,17 +170,21 @@ def resume(
             fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device,
             allow_drift=allow_drift, on_notice=on_notice,
         )  # fmt: skip
-        return _start(setup, origin, on_round, journal, on_notice)
+        return start(setup, origin, on_round, journal, on_notice)
 
 
-def _start(
+def start(
     setup: Setup,
     origin: Origin,
     on_round: OnRound | None = None,
     journal: Journal | None = None,
     on_notice: OnNotice = warnings.warn,
+    engine: Engine | None = None,
 ) -> Run:
-    """Run the rounds that are left; what ``on_round`` is shown is in the journal already."""
+    """Run the rounds that are left; what ``on_round`` is shown is in the journal already.
+
+    Clients run where the settings say, or on the ``engine`` that is given.
+    """
     kept = journal or Unsaved(setup.start, setup.settings.stopping.restore_best)
     history = list(kept.history)
 
@@ -191,10 +197,10 @@ def _start(
 
     with (
         torch_threads(origin.threads),
-        open_engine(setup.method, setup.model, setup.data, setup.settings.engine) as engine,
+        _engine(setup, engine) as running,
         kept.until_asked_to_stop(),
     ):
-        at = run_rounds(setup, engine, note, kept.at)
+        at = run_rounds(setup, running, note, kept.at)
     best, state = at.best.round if at.best else None, at.state
     if best is not None and setup.settings.stopping.restore_best:
         state = kept.state_of(best)
@@ -205,3 +211,9 @@ def _start(
     if doubt := afterthought(setup, run.tiers):
         on_notice(doubt)
     return run
+
+
+def _engine(setup: Setup, given: Engine | None) -> AbstractContextManager[Engine]:
+    if given is not None:
+        return nullcontext(given)
+    return open_engine(setup.method, setup.model, setup.data, setup.settings.engine)

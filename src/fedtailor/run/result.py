@@ -20,7 +20,7 @@ from fedtailor.elasticity.running.switchable import Switchable, switchable
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet
-from fedtailor.messages import Deployed, ServerState
+from fedtailor.messages import Deployed, ServerState, version_of
 from fedtailor.method import Method
 from fedtailor.record import RoundRecord, headline
 from fedtailor.report.export import check_place, format_of, write_report
@@ -243,7 +243,10 @@ class Run:
     def write(self, folder: RunFolder) -> None:
         """Write the final weights into a run folder, after what the method has to show about them."""
         at = Checkpoint(self.state, self.memories)
-        kept = {client: memory for client in sorted(self.memories) if (memory := at.memory_of(client)[1])}
+        memories = {client: at.memory_of(client)[1] for client in sorted(self.memories)}
+        kept = {
+            client: memory for client, memory in memories.items() if memory and version_of(memory) is None
+        }
         if tables := self.method.diagnostics(self.state, self.model, kept):
             folder.save_diagnostics(tables)
         if found := confusion(self.setup, self.state):

@@ -28,7 +28,7 @@ from fedtailor.messages import Client
 from fedtailor.method import Method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
-from fedtailor.objective import LearningTask
+from fedtailor.objective import LearningTask, Objective
 from fedtailor.run.advice import advice
 from fedtailor.run.choosing import share_for
 from fedtailor.run.learning import (
@@ -66,7 +66,18 @@ def read_data(
 def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setup:
     """Everything that a configuration asks for, checked and ready."""
     seeds, objective = Seeds(config.seed), config.objective.build()
-    data = read_data(config, objective.task, on_notice)
+    data = read_data(config, objective.task, on_notice).to(pick_device(config.device))
+    model = trace_model(config, data, objective)
+    setup = prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
+    if on_notice is not None:
+        for sentence in advice(setup):
+            on_notice(sentence)
+    return setup
+
+
+def trace_model(config: RunConfig, data: FederatedData, objective: Objective) -> ElasticModel:
+    """The network that a configuration names, for examples like these, with the weights that it starts from."""
+    seeds = Seeds(config.seed)
     options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
@@ -80,19 +91,13 @@ def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setu
         )
     if "weights" in config.model:
         start_from(module, Path(config.model["weights"]))
-    device = pick_device(config.device)
-    data = data.to(device)
     step(f"tracing {config.model['name']}")
-    keep = config.model.get("keep", ())
+    module, keep = module.to(pick_device(config.device)), config.model.get("keep", ())
     with explained(data):
-        model = elastic(module.to(device), data.example(), objective=objective, keep=keep)
+        model = elastic(module, data.example(), objective=objective, keep=keep)
     if config.objective.metrics is None:
         report_what_is_known(model)
-    setup = prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
-    if on_notice is not None:
-        for sentence in advice(setup):
-            on_notice(sentence)
-    return setup
+    return model
 
 
 def start_from(module: nn.Module, path: Path) -> None:
@@ -149,7 +154,7 @@ def _fitted(
     if type(method).select is not Method.select:  # what a client holds may be no cut of its budget
         state = method.begin(setup.start.state, model)
         for tier in fleet.tiers:
-            client = Client(0, tier.name, tier.budget, int(data.sizes[0]))
+            client = Client(0, tier.name, tier.budget, 1 if data.remote else int(data.sizes[0]))
             _check_cut(method, "select", method.select(state, client, model, seeds))
     return setup.settled()
 
@@ -197,7 +202,7 @@ def check(
     method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, settings: RoundSettings
 ) -> None:
     """What would fail in the middle of a run fails here, in one sentence."""
-    if settings.clients_per_round > data.num_clients:
+    if not data.remote and settings.clients_per_round > data.num_clients:
         raise FedtailorError(
             f"clients_per_round = {settings.clients_per_round}: "
             f"expected at most {data.num_clients}, the number of clients"
@@ -206,12 +211,13 @@ def check(
         raise FedtailorError(
             f"{data.name} has no test examples: expected at least 1, to evaluate the tiers on"
         )
-    fleet.counts(data.num_clients)
+    if not data.remote:
+        fleet.counts(data.num_clients)
     for tier in fleet.tiers:
         check_honoured(tier.budget, method.honours, method.name)
     if model.statistics and method.local.batch_size == 1:
         raise FedtailorError("training.batch_size = 1: batch norm needs at least 2 examples in a batch")
-    if model.statistics and data.sizes.min() < 2:
+    if model.statistics and not data.remote and data.sizes.min() < 2:
         client = int(data.sizes.argmin())
         raise FedtailorError(
             f"client {client} has one example: batch norm needs at least 2; raise data.min_examples"

@@ -53,7 +53,7 @@ def macs_of(task: Task, setup: Setup) -> int:
     Examples are those that ``perform`` was given. Of a calibration in batches, a last batch of a single example is
     left out, because it has no variance and is not run. As in training, only clients whose answers can be used count.
     """
-    examples = len(setup.data.examples_for(task.client.id, task.action))
+    examples = setup.data.count_for(task.client.id, task.action)
     if task.action == "calibrate" and examples % setup.method.local.batch_size == 1:
         examples -= 1
     return examples * setup.method.measuring_work(task, setup.model).macs

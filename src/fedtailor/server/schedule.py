@@ -36,7 +36,7 @@ class Work:
         clients_per_round: int,
     ) -> Work:
         """An estimate: clients with as many examples as they have on average, spread over the tiers by their number."""
-        clients, examples = data.num_clients, len(data.partition.order)
+        clients, examples = data.num_clients, int(data.sizes.sum())
         cuts = [method.cut_for(state, tier.budget, model) for tier in fleet.tiers]
         costs = [model.cost(cut).macs for cut in cuts]
         shares = [count / clients for count in fleet.counts(clients)]

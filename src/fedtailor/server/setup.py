@@ -12,6 +12,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import require
 from fedtailor.fleet import Fleet, Population
+from fedtailor.fleet.roster import Roster
 from fedtailor.method import Method
 from fedtailor.seeds import Seeds
 from fedtailor.server.schedule import Work
@@ -53,6 +54,7 @@ class Setup:
     settings: RoundSettings
     seeds: Seeds
     start: Checkpoint
+    roster: Roster | None = None  # who is there, where clients come and go
 
     @classmethod
     def of(
@@ -82,6 +84,8 @@ class Setup:
 
     def clients(self, round: int) -> Population:
         """All clients with the tiers and budgets that they have in this round."""
+        if self.roster is not None:
+            return self.roster.population(self.fleet, round, self.seeds)
         return self.fleet.capacity(self.data.sizes, round, self.seeds)
 
     @property

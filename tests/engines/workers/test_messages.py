@@ -13,7 +13,7 @@ import torch
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
-from fedtailor.engines.workers.messages import (
+from fedtailor.engines.values import (
     answer_of,
     answer_value,
     evaluation_of,

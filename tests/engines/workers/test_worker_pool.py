@@ -18,8 +18,8 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.engines.in_process import InProcess
+from fedtailor.engines.values import evaluation_of
 from fedtailor.engines.workers import process as worker_process
-from fedtailor.engines.workers.messages import evaluation_of
 from fedtailor.engines.workers.pool import Lost, WorkerPool
 from fedtailor.engines.workers.process import WorkerFailed, WorkerProcess
 from fedtailor.engines.workers.worker import report_failure

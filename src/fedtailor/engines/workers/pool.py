@@ -28,8 +28,7 @@ from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.protocol import Answer
-from fedtailor.engines.workers.luggage import NotPortable, pack
-from fedtailor.engines.workers.messages import (
+from fedtailor.engines.values import (
     Job,
     Tensors,
     Value,
@@ -38,6 +37,7 @@ from fedtailor.engines.workers.messages import (
     masked_cut,
     task_value,
 )
+from fedtailor.engines.workers.luggage import NotPortable, pack
 from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
 from fedtailor.engines.workers.worker import Luggage, machine_settings

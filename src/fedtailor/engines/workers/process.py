@@ -14,9 +14,9 @@ from contextlib import suppress
 import torch
 
 from fedtailor.engines.settings import KEEP_MEMORY
+from fedtailor.engines.values import Job, Tensors, Value
 from fedtailor.engines.workers.lifeline import beat_of
 from fedtailor.engines.workers.luggage import NotPortable
-from fedtailor.engines.workers.messages import Job, Tensors, Value
 from fedtailor.engines.workers.shared_memory import SharedMemory, aligned
 from fedtailor.engines.workers.worker import ANSWER, FAILED, READY, SIGNAL, START
 from fedtailor.errors import FedtailorError

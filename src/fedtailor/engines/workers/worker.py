@@ -27,9 +27,9 @@ from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
 from fedtailor.engines.protocol import answer_to
+from fedtailor.engines.values import Tensors, Value, answer_value, evaluation_of, task_of
 from fedtailor.engines.workers.lifeline import hold
 from fedtailor.engines.workers.luggage import unpack
-from fedtailor.engines.workers.messages import Tensors, Value, answer_value, evaluation_of, task_of
 from fedtailor.engines.workers.shared_memory import LINE, SharedMemory, aligned
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method

@@ -1,0 +1,214 @@
+"""The engine whose clients are Flower nodes: it finds out who is there, hands out tasks and collects answers.
+
+A node answers for one client, its own device, or for several parts of a split (trying things out). All tasks of a node
+go out in one message. Nothing waits: whoever has not answered is asked about again in a moment, until the deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.flower.frames import Head, answer_from, state_key, task_head
+from fedtailor.engines.flower.post import Failed, Parcel, Post
+from fedtailor.engines.protocol import Answer
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet.roster import Profile, Roster
+from fedtailor.messages import Refused, Task
+from fedtailor.steps import step
+from fedtailor.storage.wire import DecodeError
+
+POLL = 0.2  # seconds between two looks at what has arrived
+LOOK = 5.0  # seconds between two looks at who is connected, while a round goes on
+AGAIN = (
+    15.0  # seconds after which a node that was refused is asked again: it may be a device that was restarted
+)
+VERSION = 1  # of what heads look like
+Event = Callable[[str, dict[str, object]], None]
+
+
+def _silent(_event: str, _fields: dict[str, object]) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass
+class FlowerEngine:
+    """Runs tasks on the nodes that have joined; ``common`` is what every task of the run says."""
+
+    post: Post
+    roster: Roster
+    model: ElasticModel
+    common: Head
+    note: Event = _silent
+    homes: dict[int, int] = field(default_factory=dict)  # client -> the node that answers for it
+    asked: dict[str, int] = field(default_factory=dict)  # messages that ask who a node is
+    met: set[int] = field(default_factory=set)  # nodes that were asked
+    known: dict[int, set[str]] = field(default_factory=dict)  # maps of masks that a node has been sent
+    refused: dict[int, str] = field(default_factory=dict)  # nodes that answer for nobody, and why
+    again: dict[int, float] = field(default_factory=dict)  # when to ask them again
+
+    def look(self) -> None:
+        """Who has come and who has gone."""
+        there = self.post.nodes()
+        for client, node in list(self.homes.items()):
+            if node not in there:
+                self._gone(client)
+        self.met &= there - {node for node, due in self.again.items() if time.monotonic() >= due}
+        new = {node: Parcel({**self.common, "ask": "join", "version": VERSION}) for node in there - self.met}
+        self.asked |= self.post.send(new, "query", "join")
+        self.again = {node: due for node, due in self.again.items() if node not in new}
+        self.met |= new.keys()
+        for number, answer in list(self.post.received(self.asked.keys())):
+            node = self.asked.pop(number)
+            if isinstance(answer, Failed):
+                self._refuse(node, answer.reason)
+            else:
+                self._introduce(node, answer.head)
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self.refused[node], self.again[node] = reason, time.monotonic() + AGAIN
+        self.note("node refused", {"node": str(node), "reason": reason})
+
+    def _introduce(self, node: int, head: Head) -> None:
+        """Take in those that a node says it answers for; what cannot be true is refused, with everyone beside it."""
+        try:
+            said = head.get("clients")
+            if head.get("error") or not isinstance(said, list):
+                raise FedtailorError(str(head.get("error") or "names no clients")[:500])
+            if head.get("model") not in (None, state_key(self.model)):
+                raise FedtailorError("builds another model than the server: is its code of the same version?")
+            profiles = [Profile.of(each) for each in said]
+            self._settle(head.get("parts"))
+        except FedtailorError as error:
+            self._refuse(node, str(error))
+            return
+        for profile in profiles:
+            try:
+                self._check_home(profile.name, node)
+                client = self.roster.join(profile)
+            except FedtailorError as error:
+                self.note("client refused", {"node": str(node), "client": profile.name, "reason": str(error)})
+                continue
+            if self.homes.get(client) != node:
+                self.note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
+            self.homes[client] = node
+            self.refused.pop(node, None)
+
+    def _check_home(self, name: str, node: int) -> None:
+        """Nobody answers for a client of another node, as long as that one is there."""
+        home = self.homes.get(self.roster.numbers.get(name, -1), node)
+        if home != node:
+            self.again[node] = time.monotonic() + AGAIN
+            raise FedtailorError(f"client {name} belongs to node {home}, which is connected")
+
+    def _settle(self, parts: object) -> None:
+        """The first node to join says whether clients are parts of a split, and of how many; the others agree."""
+        fine = parts is None or (isinstance(parts, int) and not isinstance(parts, bool) and parts > 0)
+        if not fine or (len(self.roster) and parts != self.roster.split):
+            raise FedtailorError(
+                f"holds a part of {parts}: expected one of {self.roster.split}, like the others"
+            )
+        if isinstance(parts, int):
+            self.roster.split = parts
+
+    def _gone(self, client: int) -> None:
+        self.note("left", {"node": str(self.homes.pop(client)), "client": self.roster.name(client)})
+        self.roster.leave(client)
+
+    def wait_for(self, clients: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Until so many clients have joined, and all parts of a split, if they are parts.
+
+        After the time is up the run begins with those who are there, or, if they are too few, is refused.
+        """
+        end = clock() + seconds
+        while True:
+            self.look()
+            here, late = len(self.roster.present), clock() > end
+            wanted = max(clients, self.roster.split or 0)
+            if here >= (clients if late else wanted):
+                return
+            step(f"waiting for clients: {here} of {wanted}")
+            if late:
+                names = ", ".join(sorted(map(self.roster.name, self.roster.present))[:10])
+                raise FedtailorError(
+                    f"{here} of {clients} clients have joined after {seconds:g} s{f' ({names})' if names else ''}, "
+                    f"{len(self.post.nodes())} nodes are connected to the SuperLink: start more SuperNodes, raise "
+                    f"engine.wait, or lower clients_per_round{self._complaints()}"
+                )
+            time.sleep(POLL * 5)
+
+    def _complaints(self) -> str:
+        """What was wrong with nodes that could not be taken in, for the end of a sentence."""
+        told = [f"node {node}: {reason}" for node, reason in list(self.refused.items())[:3]]
+        return f". Refused: {'; '.join(told)}" if told else ""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
+        """One result per task, as they come; None when nothing has come for a moment."""
+        homeless = [task for task in tasks if task.client.id not in self.homes]
+        for task in homeless:
+            yield Refused(task.client.id, task.round, "no-answer", "its node is not connected")
+        of_node: dict[int, dict[int, Task]] = {}
+        for task in tasks:
+            if task.client.id in self.homes:
+                of_node.setdefault(self.homes[task.client.id], {})[task.client.id] = task
+        waiting = self._send(of_node)
+        looked = time.monotonic()
+        while waiting:
+            heard = False
+            for number, answer in list(self.post.received(waiting.keys())):
+                node, heard = waiting.pop(number), True
+                if isinstance(answer, Parcel) and answer.head.get("missing"):
+                    self.known.pop(node, None)  # it has lost what it was sent once
+                    waiting |= self._send({node: of_node[node]})
+                else:
+                    yield from self._answers(node, answer, of_node[node])
+            if not heard:
+                yield None
+                time.sleep(POLL)
+            if time.monotonic() - looked > LOOK:
+                looked, there = time.monotonic(), self.post.nodes()
+                for number, node in list(waiting.items()):
+                    if node not in there:
+                        del waiting[number]
+                        yield from self._answers(node, Failed("its node left"), of_node[node])
+
+    def _send(self, of_node: dict[int, dict[int, Task]]) -> dict[str, int]:
+        parcels, action, round = {}, "train", 0
+        for node, tasks in of_node.items():
+            heads: list[Head] = []
+            pieces: dict[str, bytes] = {}
+            for task in tasks.values():
+                head, frame, levels = task_head(task)
+                heads.append(head)
+                pieces |= frame
+                pieces |= {
+                    name: maps for name, maps in levels.items() if name not in self.known.get(node, ())
+                }
+                self.known.setdefault(node, set()).update(levels)
+                action, round = task.action, task.round
+            parcels[node] = Parcel(
+                {**self.common, "ask": "tasks", "version": VERSION, "tasks": heads}, pieces
+            )
+        kind = {"train": "train", "evaluate": "evaluate", "validate": "evaluate"}.get(action, "query")
+        return self.post.send(parcels, kind, str(round + 1))
+
+    def _answers(self, node: int, answer: Parcel | Failed, tasks: dict[int, Task]) -> Iterator[Answer]:
+        left = dict(tasks)
+        problem = answer.reason if isinstance(answer, Failed) else str(answer.head.get("error") or "")
+        said = [] if isinstance(answer, Failed) else answer.head.get("answers") or []
+        for head in said if isinstance(said, list) else []:
+            assert isinstance(answer, Parcel)
+            try:
+                found = answer_from(head, answer.pieces, tasks, self.model)
+            except DecodeError as error:
+                problem = problem or str(error)
+                continue
+            left.pop(found.client, None)
+            yield found
+        if isinstance(answer, Parcel):
+            said = {name: answer.head.get(name) for name in ("clients", "parts")}
+            self._introduce(node, said)
+        for client, task in left.items():
+            yield Refused(client, task.round, "no-answer", problem or "gave no answer for this client")

@@ -1,0 +1,124 @@
+"""Tasks and answers as heads and pieces. A client's patch is read against its lease, byte by byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedtailor.elasticity.cutting.encoding import cut_from
+from fedtailor.elasticity.cutting.levels import Levels
+from fedtailor.elasticity.cutting.names import is_tagged
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.protocol import Answer
+from fedtailor.engines.values import masked_cut, task_of, task_value
+from fedtailor.messages import Refused, Task, Update, kept_elsewhere, version_of
+from fedtailor.storage.patch_frames import LeasedFrame, decode_patch, encode_levels, encode_patch
+from fedtailor.storage.wire import DecodeError, decode
+
+Head = dict[str, Any]
+UNREADABLE = "unreadable"  # the reason for a patch that is not what was leased
+
+
+def digest_of(piece: bytes) -> str:
+    """The name of a piece: equal pieces have equal names."""
+    return hashlib.blake2b(piece, digest_size=16).hexdigest()
+
+
+def task_head(task: Task) -> tuple[Head, dict[str, bytes], dict[str, bytes]]:
+    """The head of a task, its patch, and the map of its masks, which a client may know already."""
+    value = task_value(replace(task, memory={}))
+    del value["levels"], value["memory"]
+    frame, cut = b"".join(encode_patch(task.patch)), masked_cut(task)
+    maps = b"" if cut.mask is None else b"".join(encode_levels(cut.mask.levels))
+    piece, levels = digest_of(frame), digest_of(maps)
+    place = {name: number for number, name in enumerate(sorted(task.patch.values))}
+    value["order"] = [
+        place[name] for name in task.patch.values
+    ]  # sums over tensors depend on it, frames are sorted
+    head = {
+        **value,
+        "piece": piece,
+        "levels": levels if maps else None,
+        "memory": list(version_of(task.memory) or ()),
+    }
+    return head, {piece: frame}, {levels: maps} if maps else {}
+
+
+def task_from(
+    head: Mapping[str, Any], piece: bytes, levels: Levels | None, memory: dict[str, Tensor]
+) -> Task:
+    """The task of a head, on the client's side."""
+    framed = decode(piece)
+    value = {**head, "levels": None if levels is None else dict(levels.maps), "memory": memory}
+    names = list(framed["values"])
+    values = {names[number]: framed["values"][names[number]] for number in head["order"]}
+    return replace(task_of(value, values), patch=Patch(values, cut_from(framed["cut"], levels)))
+
+
+def answer_head(answer: Answer, kept: bool, lost: bool) -> tuple[Head, dict[str, bytes]]:
+    """An answer, and its patch as a frame; what the client keeps for itself stays there."""
+    if isinstance(answer, Refused):
+        return {"refused": [answer.client, answer.round, answer.reason, answer.detail]}, {}
+    frame = b"".join(encode_patch(answer.patch))
+    metrics = {name: float(value) for name, value in answer.metrics.items()}
+    piece = digest_of(frame)
+    head = {
+        "update": [answer.client, answer.round, answer.base_round], "weight": float(answer.weight), "metrics": metrics,
+        "piece": piece, "kept": kept, "lost": lost,
+    }  # fmt: skip
+    return head, {piece: frame}
+
+
+def answer_from(
+    head: object, pieces: Mapping[str, bytes], tasks: Mapping[int, Task], model: ElasticModel
+) -> Answer:
+    """The answer that a head stands for; whatever it claims, it is read against the task of its client."""
+    try:
+        return _answer(head, pieces, tasks, model)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DecodeError(f"no answer to a task: {error!r}") from None
+
+
+def _answer(head: Any, pieces: Mapping[str, bytes], tasks: Mapping[int, Task], model: ElasticModel) -> Answer:
+    if "refused" in head:
+        client, round, reason, detail = head["refused"]
+        return Refused(int(client), int(round), str(reason)[:40], str(detail)[:2000])
+    client, round, base = (_whole(number) for number in head["update"])
+    if client not in tasks:
+        raise DecodeError(f"answers for client {client}, who was not asked there")
+    task, weight = tasks[client], float(head["weight"])
+    metrics = {str(name): float(value) for name, value in head["metrics"].items()}
+    if head["lost"]:
+        metrics["memory lost"] = 1.0
+    if round != task.round:
+        return Refused(client, task.round, "wrong-round", f"answers round {round}")
+    try:
+        patch = decode_patch(pieces[head["piece"]], leased(task, model))
+    except DecodeError as error:
+        return Refused(client, task.round, UNREADABLE, str(error))
+    memory = kept_elsewhere(task.round, task.action) if head["kept"] else dict(task.memory)
+    return Update(client, round, base, patch, weight, metrics, memory)
+
+
+def leased(task: Task, model: ElasticModel) -> LeasedFrame:
+    """What the answer to a task must look like."""
+    sent = task.patch.values
+    shapes = {name: tuple(sent[name].shape) for name in task.lease.names if is_tagged(name) and name in sent}
+    return LeasedFrame(task.lease, model, shapes)
+
+
+def _whole(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise DecodeError(f"{number!r} is no whole number")
+    return number
+
+
+def state_key(model: ElasticModel) -> str:
+    """What a model is to both sides: the names, shapes and types of its weights."""
+    texts = [f"{name}{value.dtype}{tuple(value.shape)}" for name, value in sorted(model.weights().items())]
+    return digest_of("\n".join(texts).encode())

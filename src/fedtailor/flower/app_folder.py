@@ -1,0 +1,135 @@
+"""A Flower app as a folder: what ``flwr run`` sends to the SuperLink and on to every node.
+
+The run's configuration travels in the app, as text; the user's own code lies beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+from fedtailor.errors import FedtailorError, require
+
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "Resource-adaptive federated learning with fedtailor"
+license = "Apache-2.0"
+dependencies = ["fedtailor[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "{publisher}"
+
+[tool.flwr.app.components]
+serverapp = "{package}.app:server"
+clientapp = "{package}.app:client"
+
+[tool.flwr.app.config]
+# Where the server writes the run; empty: runs/<name of the run>, below the folder in which the SuperLink was started.
+folder = {folder}
+config = {config}
+"""
+
+APP = '''\
+"""The server's and the clients' part of the run: both read ``config`` in pyproject.toml."""
+
+from fedtailor.flower.apps import client, server
+
+__all__ = ["client", "server"]
+'''
+
+MODEL = '''\
+"""The network that is trained: a plain PyTorch module. fedtailor cuts it to what each device can run."""
+
+from torch import nn
+
+
+def build(input_shape: tuple[int, ...], num_classes: int, width: int = 32) -> nn.Module:
+    """A small convolutional network; replace it by your own."""
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2 * width, num_classes),
+    )
+'''
+
+CONFIG = """\
+name = "first"
+rounds = 5
+clients_per_round = 2
+evaluate_every = 1
+
+[data]
+dataset = "digits"       # a device of its own says where its examples lie: --node-config 'dataset="photos/"'
+clients = 4
+validation = 0
+
+[model]
+name = "{package}.model:build"
+
+[fleet]
+name = "uniform-2"
+
+[method]
+name = "heterofl"
+
+[engine]
+deadline = 600           # seconds after which a round goes on without those that have not answered
+"""
+
+README = """\
+# {name}
+
+    flwr run . SUPERLINK --stream
+
+`pyproject.toml` holds the run's configuration, `{package}/model.py` the network. Every SuperNode needs fedtailor, the
+data that it trains on, and a line about itself:
+
+    flower-supernode ... --node-config 'name="phone-17" dataset="photos/" tier="0.5"'
+    flower-supernode ... --node-config 'partition-id=0 num-partitions=2'       # parts of the config's own data
+"""
+
+
+def write_app(folder: Path, config: str | None = None, run_folder: str = "") -> None:
+    """A Flower app in a new folder; without a configuration, one to start from, with a network to replace."""
+    if folder.exists() and any(folder.iterdir()):
+        raise FedtailorError(f"{folder} is not empty: a new app needs a folder of its own")
+    name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-")
+    package = name.replace("-", "_")
+    require(package.isidentifier(), "folder", folder.name, "a name that begins with a letter")
+    text = CONFIG.replace("{package}", package) if config is None else config
+    tomllib.loads(text)
+    project = PROJECT.format(
+        name=name, package=package, publisher="fedtailor", folder=json.dumps(run_folder), config=as_text(text)
+    )
+    (folder / package).mkdir(parents=True)
+    files = {
+        "pyproject.toml": project,
+        "README.md": README.format(name=name, package=package),
+        f"{package}/__init__.py": "",
+        f"{package}/app.py": APP,
+        **({f"{package}/model.py": MODEL} if config is None else {}),
+    }
+    for place, content in files.items():
+        (folder / place).write_text(content, encoding="utf-8")
+
+
+def as_text(config: str) -> str:
+    """A configuration as a string of TOML over several lines, so that people can edit it there."""
+    escaped = config.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    return f'"""\n{escaped}"""'

@@ -1,0 +1,65 @@
+"""The two apps that Flower runs: ``fedtailor new-app`` writes a Flower app that names them.
+
+[tool.flwr.app.components]
+serverapp = "my_app.app:server"        # from fedtailor.flower.apps import client, server
+clientapp = "my_app.app:client"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedtailor.config import make_config
+from fedtailor.engines.flower.post import content_of, parcel_of
+from fedtailor.errors import FedtailorError, require
+from fedtailor.flower.device import respond
+from fedtailor.flower.server import serve
+from fedtailor.record import RoundRecord
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the rounds; what Flower shows of it is one line per round."""
+    settings: dict[str, Any] = dict(context.run_config)
+    require(
+        isinstance(settings.get("config"), str), "config", settings.get("config"), "the text of a TOML file"
+    )
+    config = make_config(tomllib.loads(settings["config"]))
+    folder = Path(str(settings.get("folder") or f"runs/{config.name}"))
+    try:
+        run = serve(grid, config, folder, _tell)
+    except FedtailorError as error:
+        print(f"error: {error}", flush=True)
+        raise
+    print(f"finished: {folder} after {run.state.round} rounds", flush=True)
+
+
+def _tell(record: RoundRecord) -> None:
+    told = [f"tier {tier}: {_best(values)}" for tier, values in (record.tiers or {}).items()]
+    refused = sum(record.cohort.refused.values())
+    told += [f"{refused} refused"] if refused else []
+    print("  ".join([f"round {record.round}", *told]), flush=True)
+
+
+def _best(values: Mapping[str, float]) -> str:
+    name = next((name for name in values if name != "loss"), "loss")
+    return f"{name} {values[name]:.3f}"
+
+
+@client.train()
+@client.evaluate()
+@client.query()
+def answer(message: Message, context: Context) -> Message:
+    """Do what the server asks, on the data that lies here."""
+    parcel = respond(parcel_of(message.content), context.run_config, context.node_config)
+    return Message(content_of(parcel), reply_to=message)

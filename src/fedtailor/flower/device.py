@@ -1,0 +1,184 @@
+"""A client's side of a run on Flower: one message, one answer.
+
+Flower starts a process for every message. It reads the run's configuration, which came with the app, and what the node
+says of itself (``flower-supernode --node-config``); builds the model; and does what it is asked on the data that lies
+here. What a client keeps from round to round lies beside it on this disk.
+
+A node is a device of its own, or holds parts of a split for trying things out:
+
+    name="phone-17" dataset="photos/" tier="phone"          a device; or macs="5M" memory="200MB" instead of a tier
+    partition-id=0 num-partitions=2                         clients 0, 2, 4 ... of the split that the config describes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedtailor.config import RunConfig, make_config
+from fedtailor.data.batches import Examples
+from fedtailor.data.federated import FederatedData
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.levels import Levels
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.flower.frames import Head, answer_head, state_key, task_from
+from fedtailor.engines.flower.memory import Cupboard, get_maps, put_maps
+from fedtailor.engines.flower.post import Parcel
+from fedtailor.engines.protocol import answer_to
+from fedtailor.errors import FedtailorError, require, unknown
+from fedtailor.fleet.roster import LIMITS, Profile
+from fedtailor.messages import Refused
+from fedtailor.method import Method
+from fedtailor.run.setup import pick_device, read_data, torch_threads, trace_model
+
+OF_A_NODE = ("name", "dataset", "tier", "state", "partition-id", "num-partitions", *LIMITS)
+STATE = Path("~/.fedtailor/clients")  # what clients keep, if the node does not say otherwise
+
+Table = Mapping[str, Any]
+
+
+def respond(parcel: Parcel, run: Table, node: Table) -> Parcel:
+    """The answer to a message; what goes wrong in a way that people can mend is an answer too."""
+    try:
+        device = Device(_config(run), node, parcel.head)
+        with torch_threads(device.config.threads):
+            return device.introduce() if parcel.head.get("ask") == "join" else device.work(parcel)
+    except FedtailorError as error:
+        return Parcel({"error": str(error)})
+
+
+def _config(run: Table) -> RunConfig:
+    import tomllib
+
+    text = run.get("config")
+    require(isinstance(text, str), "config", text, "the text of a TOML file (fedtailor new-app writes it)")
+    try:
+        return make_config(tomllib.loads(str(text)))
+    except tomllib.TOMLDecodeError as error:
+        raise FedtailorError(f"the app's config is not valid TOML: {error}") from error
+
+
+@dataclass(frozen=True)
+class Device:
+    """This machine in one run."""
+
+    config: RunConfig
+    node: Table
+    head: Head
+
+    def __post_init__(self) -> None:
+        for key in self.node:
+            if key not in OF_A_NODE:
+                raise unknown("key in --node-config", key, OF_A_NODE)
+
+    @property
+    def parts(self) -> tuple[int, int] | None:
+        """Which parts of the config's split lie here, of how many nodes; nothing on a device of its own."""
+        if "partition-id" not in self.node:
+            return None
+        number, count = self.node["partition-id"], self.node.get("num-partitions")
+        if not (isinstance(number, int) and isinstance(count, int) and 0 <= number < count):
+            raise FedtailorError(
+                f"partition-id = {number!r}: expected a number below num-partitions ({count!r})"
+            )
+        return number, count
+
+    @cached_property
+    def data(self) -> FederatedData:
+        """The examples on this machine: of one client, or all of the split that the config describes."""
+        config = self.config
+        if self.parts is None:
+            dataset = str(self.node.get("dataset", config.data.dataset))
+            own = dataclasses.replace(config.data, dataset=dataset, clients=1, partition="iid")
+            config = dataclasses.replace(config, data=own, clients_per_round=1)
+        data = read_data(config, config.objective.build().task).to(pick_device(config.device))
+        classes = self.head.get("classes")
+        return data if not isinstance(classes, int) else dataclasses.replace(data, num_classes=classes)
+
+    @cached_property
+    def model(self) -> ElasticModel:
+        """The network, as the server has it."""
+        return trace_model(self.config, self.data, self.config.objective.build())
+
+    @cached_property
+    def method(self) -> Method:
+        """The method, knowing the fleet as the server knows it."""
+        budgets = [Budget(**limits) for limits in self.head["tiers"]]
+        return self.config.built_method.for_fleet(budgets, self.model)
+
+    @cached_property
+    def clients(self) -> dict[str, int]:
+        """Who lives here: the name of each client, and which part of the data is its own."""
+        if self.parts is None:
+            return {str(self.node.get("name", platform.node())): 0}
+        number, count = self.parts
+        return {str(part): part for part in range(self.data.num_clients) if part % count == number}
+
+    def introduce(self) -> Parcel:
+        """Who answers here, with how many examples, on what kind of device."""
+        return Parcel({**self._said(), "model": state_key(self.model)})
+
+    def _said(self) -> Head:
+        return {"clients": self._profiles(), "parts": None if self.parts is None else self.data.num_clients}
+
+    def _profiles(self) -> list[dict[str, Any]]:
+        limits = {name: self.node[name] for name in LIMITS if name in self.node}
+        budget, tier = Budget(**limits) if limits else None, self.node.get("tier")
+        tests = self.data.tests
+        return [
+            Profile(
+                name,
+                int(self.data.sizes[part]),
+                0 if tests is None else int(tests.partition.sizes[part]),
+                tier,
+                budget,
+            ).value()
+            for name, part in self.clients.items()
+        ]
+
+    def work(self, parcel: Parcel) -> Parcel:
+        """Do the tasks one after the other; if a map of masks is missing here, ask for it instead."""
+        folder = self._folder()
+        heads = parcel.head.get("tasks") or []
+        names = {head["levels"] for head in heads if head["levels"]}
+        for name in names & parcel.pieces.keys():
+            put_maps(folder, name, parcel.pieces[name])
+        maps = {name: get_maps(folder, name) for name in names}
+        missing = sorted(name for name, levels in maps.items() if levels is None)
+        if missing:
+            return Parcel({"missing": missing})
+        answers: list[Head] = []
+        pieces: dict[str, bytes] = {}
+        for head in heads:
+            answer, frames = self._one(head, parcel.pieces[head["piece"]], maps.get(head["levels"]))
+            answers.append(answer)
+            pieces |= frames
+        return Parcel({"answers": answers, **self._said()}, pieces)
+
+    def _one(self, head: Head, piece: bytes, levels: Levels | None) -> tuple[Head, dict[str, bytes]]:
+        cupboard = Cupboard(self._folder() / f"client-{int(head['client'][0]):08d}")
+        version = tuple(head["memory"])
+        found: dict[str, Tensor] | None = cupboard.get(version) if version else {}
+        task = task_from(head, piece, levels, found or {})
+        answer = answer_to(task, self.method, self._examples(head), self.model)
+        kept = not isinstance(answer, Refused) and bool(answer.memory)
+        if kept and not isinstance(answer, Refused):
+            stage = "calibrate" if task.action == "calibrate" else "train"
+            cupboard.put((task.round, stage), answer.memory, int(self.head["keep"]))
+        return answer_head(answer, kept, lost=found is None)
+
+    def _examples(self, head: Head) -> Examples:
+        client, action = int(head["client"][0]), str(head["action"])
+        return self.data.examples_for(0 if self.parts is None else client, action)
+
+    def _folder(self) -> Path:
+        run = str(self.head.get("run", ""))
+        require(run.isalnum(), "run", run, "letters and digits")
+        return Path(str(self.node.get("state", STATE))).expanduser() / run

@@ -1,0 +1,169 @@
+"""A SuperLink and SuperNodes on this machine, over TLS with fresh keys, for trying things out.
+
+Everything lies in one folder and ends with the block: processes are stopped by their own numbers, also those that
+Flower starts itself. Nothing leaves this machine: telemetry, the search for updates and installations are off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedtailor.errors import FedtailorError
+from fedtailor.flower.keys import write_authority, write_node_key
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+}
+CONNECTION = "fedtailor"  # one called ``local`` would start a simulation of its own
+START_SECONDS, STOP_SECONDS = 60.0, 10.0
+
+
+@dataclass
+class LocalLink:
+    """A SuperLink on loopback, and the SuperNodes that were added to it."""
+
+    folder: Path
+    port: int
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that its own is signed by."""
+        return self.folder / "ca.crt"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For every process that talks to it: Flower's own folder is here, and its programs are those beside Python."""
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": programs}
+
+    def start_link(self) -> None:
+        """Start the SuperLink; what it knows lies in a database, so that it may be killed and started again."""
+        files = {name: str(self.folder / f"server.{name}") for name in ("crt", "key")}
+        self._start(
+            "superlink", "flower-superlink", "--ssl-certfile", files["crt"], "--ssl-keyfile", files["key"],
+            "--ssl-ca-certfile", str(self.authority), "--enable-supernode-auth", "--port", str(self.port),
+            "--database", str(self.folder / "superlink.db"),
+        )  # fmt: skip
+        self._wait(lambda: _listening(self.port), "superlink")
+
+    def add_node(self, number: int, config: Mapping[str, object]) -> None:
+        """Register a SuperNode's key and start it; ``config`` is what it says of itself."""
+        key = self.folder / f"node{number}.key"
+        if not key.is_file():
+            self.flwr("supernode", "register", str(write_node_key(key)), CONNECTION)
+        pairs = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        self._start(
+            f"node{number}", "flower-supernode", "--superlink", self.address, "--root-certificates",
+            str(self.authority), "--auth-supernode-private-key", str(key), "--port", str(free_port()),
+            "--node-config", pairs,
+        )  # fmt: skip
+
+    def online(self) -> int:
+        """How many SuperNodes are connected."""
+        listed = json.loads(self.flwr("supernode", "list", CONNECTION, "--format", "json"))
+        return sum(node.get("status") == "online" for node in listed.get("nodes", []))
+
+    def wait_for_nodes(self, count: int) -> None:
+        """Until so many are connected."""
+        self._wait(lambda: self.online() >= count, f"{count} SuperNodes")
+
+    def flwr(self, *words: str) -> str:
+        """What Flower's own command says."""
+        command = [str(Path(sys.executable).parent / "flwr"), *words]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        if done.returncode:
+            raise FedtailorError(
+                f"{' '.join(['flwr', *words[:2]])}: {(done.stderr or done.stdout).strip()[-500:]}"
+            )
+        return done.stdout
+
+    def stop(self, name: str, how: int = signal.SIGTERM) -> None:
+        """End a process and all that it started."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop_all(self) -> None:
+        """Nodes first."""
+        for name in sorted(self.processes):
+            self.stop(name)
+
+    def _start(self, name: str, program: str, *words: str) -> None:
+        found = Path(sys.executable).parent / program
+        if not found.is_file():
+            raise FedtailorError(f'{program} is not installed: pip install "fedtailor[flower]"')
+        log = (self.folder / f"{name}.log").open("ab")
+        with log:
+            self.processes[name] = subprocess.Popen(
+                [str(found), *words], env=self.environment, cwd=self.folder, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + START_SECONDS
+        while not ready():
+            dead = [name for name, process in self.processes.items() if process.poll() is not None]
+            if dead or time.monotonic() > end:
+                name = dead[0] if dead else "superlink"
+                said = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-800:]
+                raise FedtailorError(f"{what} did not start within {START_SECONDS:g} s; {name} says: {said}")
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def local_link(folder: Path, nodes: Sequence[Mapping[str, object]]) -> Iterator[LocalLink]:
+    """A SuperLink with these SuperNodes; all of them end with the block."""
+    folder = folder.absolute()
+    (folder / "home").mkdir(parents=True, exist_ok=True)
+    write_authority(folder)
+    link = LocalLink(folder, free_port())
+    connection = f'address = "{link.address}"\nroot-certificates = {json.dumps(str(link.authority))}\n'
+    settings = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
+    (folder / "home" / "config.toml").write_text(settings, encoding="utf-8")
+    try:
+        link.start_link()
+        for number, config in enumerate(nodes):
+            link.add_node(number, config)
+        link.wait_for_nodes(len(nodes))
+        yield link
+    finally:
+        link.stop_all()
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

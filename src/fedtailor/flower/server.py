@@ -1,0 +1,105 @@
+"""The server's side of a run on Flower: the same setup, the same round loop, the same folder; clients are nodes.
+
+The server holds test examples alone. How many examples a client has and what its device can do come from the client.
+``clients.json`` in the run folder says which number belongs to which name, and under which name clients keep what they
+keep: a run that is resumed finds both again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtailor.config import RunConfig, load_config
+from fedtailor.engines.flower.engine import FlowerEngine
+from fedtailor.engines.flower.post import Post
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet.presets import build_fleet
+from fedtailor.fleet.roster import Roster
+from fedtailor.flower.remote import RemoteData
+from fedtailor.run.describing import Origin, fingerprint_of, texts_of
+from fedtailor.run.interface import OnRound, start
+from fedtailor.run.result import Run
+from fedtailor.run.setup import pick_device, prepare, read_data, torch_threads, trace_model
+from fedtailor.seeds import Seeds
+from fedtailor.server.setup import Setup
+from fedtailor.storage.files import replace_file
+from fedtailor.storage.journal import Journal
+from fedtailor.storage.run_folder import CONFIG
+
+CLIENTS = "clients.json"
+
+
+def serve(
+    grid: Any, config: RunConfig, folder: Path, on_round: OnRound | None = None, *, allow_drift: bool = False
+) -> Run:
+    """Run a configuration on the nodes of a grid; a folder that is there already is gone on with."""
+    again = folder.exists()
+    if again:
+        config = load_config(folder / CONFIG)
+    if config.evaluate_every == "auto":
+        config = replace(config, evaluate_every=1)  # on the server, while nobody pays for it in energy
+    known: dict[str, Any] = (
+        _known(folder) if again else {"run": secrets.token_hex(8), "clients": {}, "parts": None}
+    )
+    roster = Roster(known["clients"], known["parts"])
+    with torch_threads(config.threads):
+        setup, engine = _prepared(grid, config, roster, known["run"])
+    origin = Origin(config.threads, config)
+    with Journal.open(folder) if again else Journal.create(folder, texts_of(setup, origin)) as journal:
+        marks = fingerprint_of(setup, origin)
+        journal.begin(marks, config.checkpoint, setup.start, setup.device, allow_drift=allow_drift)
+        _remember(folder, known["run"], roster)
+
+        def note(event: str, fields: Mapping[str, object]) -> None:
+            journal.log(event, **fields)
+            if event == "joined":
+                _remember(folder, known["run"], roster)
+
+        engine.note = note
+        return start(setup, origin, on_round, journal, engine=engine)
+
+
+def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[Setup, FlowerEngine]:
+    """A setup whose clients are those who have joined; it waits for them, and no longer than ``engine.wait``."""
+    objective, rules = config.objective.build(), config.engine
+    if isinstance(config.data.validation, float) and config.data.validation > 0:
+        raise FedtailorError(
+            f"data.validation = {config.data.validation}: on Flower clients keep no examples back to choose by; set 0"
+        )
+    config = replace(config, data=replace(config.data, validation=0.0))
+    read = read_data(config, objective.task).to(pick_device(config.device))
+    data = RemoteData.of(read, roster)
+    model, fleet = trace_model(config, data, objective), build_fleet(config.fleet)
+    common = {
+        "run": run, "classes": data.num_classes, "keep": config.checkpoint.every + 2,
+        "tiers": [{name: str(limit) for name, limit in tier.budget.limits.items()} for tier in fleet.tiers],
+    }  # fmt: skip
+    engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common)
+    roster.look = engine.look
+    engine.wait_for(config.clients_per_round, rules.wait)
+    settings = config.round_settings
+    setup = prepare(config.built_method, model, data, fleet, settings, Seeds(config.seed))
+    return replace(setup, roster=roster), engine
+
+
+def _known(folder: Path) -> dict[str, Any]:
+    file = folder / CLIENTS
+    if not file.is_file():
+        raise FedtailorError(
+            f"{folder}: no {CLIENTS} there, so it is no run on Flower; `fedtailor resume` goes on with it"
+        )
+    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return known
+
+
+def _remember(folder: Path, run: str, roster: Roster) -> None:
+    """Whom each number belongs to."""
+    text = json.dumps(
+        {"run": run, "clients": roster.numbers, "parts": roster.split}, indent=1, sort_keys=True
+    )
+    replace_file(folder / CLIENTS, [f"{text}\n".encode()])

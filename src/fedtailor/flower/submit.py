@@ -1,0 +1,96 @@
+"""From this machine to a SuperLink: a configuration is sent as an app, and its server is listened to until the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtailor.errors import FedtailorError, require
+from fedtailor.flower.app_folder import write_app
+from fedtailor.flower.local import CONNECTION, QUIET
+
+STARTED = re.compile(r"started run (\d+)")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+SAYS = ("round ", "error: ", "finished: ")  # how lines of our own server begin
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a SuperLink listens, and whom to believe that it is the one."""
+
+    address: str
+    root_certificates: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        fine = bool(host) and bool(colon) and port.isdecimal() and "/" not in host
+        require(fine, "--superlink", self.address, "host:port, such as 10.0.0.5:8000")
+        if self.root_certificates is not None and not self.root_certificates.is_file():
+            raise FedtailorError(f"--root-certificates {self.root_certificates}: no such file")
+
+    def home(self, folder: Path) -> dict[str, str]:
+        """The environment of Flower's command, with a folder of its own that knows this SuperLink."""
+        lines = [f"address = {json.dumps(self.address)}"]
+        if self.root_certificates is not None:
+            lines.append(f"root-certificates = {json.dumps(str(self.root_certificates.absolute()))}")
+        if self.insecure:
+            lines.append("insecure = true")
+        text = (
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n' + "\n".join(lines) + "\n"
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(text, encoding="utf-8")
+        return {**os.environ, **QUIET, "FLWR_HOME": str(folder)}
+
+
+def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]) -> None:
+    """Run a configuration on a SuperLink's nodes; ``folder`` is where its server writes, on the SuperLink's machine.
+
+    ``on_line`` is told what the server says. Ctrl-C stops the run; the rounds that had ended are saved.
+    """
+    program = Path(sys.executable).parent / "flwr"
+    if not program.is_file():
+        raise FedtailorError('running on Flower needs the extra: pip install "fedtailor[flower]"')
+    with tempfile.TemporaryDirectory() as place:
+        write_app(Path(place) / "fedtailor-run", config, str(folder))
+        environment = link.home(Path(place) / "home")
+        command = [str(program), "run", str(Path(place) / "fedtailor-run"), CONNECTION, "--stream"]
+        number, lines = "", list[str]()
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdin=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            try:
+                for raw in process.stdout:
+                    line = COLOURS.sub("", raw).rstrip()
+                    number = found[1] if (found := STARTED.search(line)) else number
+                    lines = [*lines[-30:], line]
+                    if line.startswith(SAYS):
+                        on_line(line)
+            except KeyboardInterrupt:
+                process.terminate()
+                if number:
+                    stop = [str(program), "stop", number, CONNECTION]
+                    subprocess.run(stop, env=environment, capture_output=True, timeout=60, check=False)
+                raise
+        if not number:
+            raise FedtailorError(f"the SuperLink at {link.address} took no run: {_last(lines)}")
+        if not any(line.startswith("finished: ") for line in lines):
+            told = next((line for line in reversed(lines) if line.startswith("error: ")), "")
+            raise FedtailorError(
+                told.removeprefix("error: ") or f"the run ended on the SuperLink: {_last(lines)}"
+            )
+
+
+def _last(lines: list[str]) -> str:
+    told = [line.strip(" │╭╰─╮╯") for line in lines if line.strip(" │╭╰─╮╯")]
+    return " ".join(told[-6:])[-600:] or "it said nothing"

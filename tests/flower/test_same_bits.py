@@ -1,0 +1,59 @@
+"""A run on Flower has the bits of the run in process."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
+
+from fedtailor.config import make_config
+from fedtailor.flower.server import serve
+from fedtailor.methods.registry import method_names
+from fedtailor.run.interface import run_config
+from flower.loopback import LoopbackGrid
+from helpers import differing, final_weights, slow_if
+
+CONFIG = """
+name = "same"
+seed = 3
+rounds = 3
+clients_per_round = 3
+evaluate_every = 1
+[data]
+dataset = "digits"
+clients = 5
+limit = 100
+test_limit = 50
+validation = 0
+[model]
+name = "cnn"
+channels = [4, 6]
+[fleet]
+name = "uniform-2"
+[method]
+name = "{method}"
+[training]
+batch_size = 8
+[engine]
+workers = 0
+"""
+
+FAST = "heterofl"
+METHODS = [slow_if(name, *(other for other in method_names() if other != FAST)) for name in method_names()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_bits(method: str, tmp_path: Path) -> None:
+    text = CONFIG.replace("{method}", method)
+    config = make_config(tomllib.loads(text))
+    run_config(config, tmp_path / "here", on_notice=lambda _: None)
+    nodes = {
+        70 + node: {"partition-id": node, "num-partitions": 2, "state": str(tmp_path / f"state{node}")}
+        for node in range(2)
+    }
+    run = serve(LoopbackGrid(text, nodes), config, tmp_path / "there")
+    assert run.state.round == 3
+    assert not differing(final_weights(tmp_path / "here"), final_weights(tmp_path / "there"))
