@@ -1,0 +1,9 @@
+"""Nothing in these tests asks anybody outside this machine."""
+
+from __future__ import annotations
+
+import os
+
+from fedtailor.flower.local import QUIET
+
+os.environ.update(QUIET)
