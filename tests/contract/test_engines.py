@@ -98,6 +98,7 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
 
 
 LIKE_OTHERS = (
+    "fjord", "flanc",
     "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "splitmix", "uniprob",
 )  # fmt: skip
 
