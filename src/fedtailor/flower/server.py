@@ -60,6 +60,11 @@ def serve(
             if event == "joined":
                 _remember(folder, known["run"], roster)
 
+        for client, node in sorted(
+            engine.homes.items()
+        ):  # those who came before there was a folder to say so in
+            profile = roster.profiles[client]
+            note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
         engine.note = note
         return start(setup, origin, on_round, journal, engine=engine)
 
@@ -71,8 +76,8 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
         raise FedtailorError(
             f"data.validation = {config.data.validation}: on Flower clients keep no examples back to choose by; set 0"
         )
-    config = replace(config, data=replace(config.data, validation=0.0))
-    read = read_data(config, objective.task).to(pick_device(config.device))
+    unsplit = replace(config.data, validation=0.0, clients=1, partition="iid", local_test=0.0)
+    read = read_data(replace(config, data=unsplit), objective.task).to(pick_device(config.device))
     data = RemoteData.of(read, roster)
     model, fleet = trace_model(config, data, objective), build_fleet(config.fleet)
     common = {
