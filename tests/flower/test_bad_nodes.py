@@ -86,6 +86,11 @@ def stranger(head: Any, pieces: Any) -> Any:
     return head, pieces
 
 
+def slander(head: Any, pieces: Any) -> Any:
+    """Refuses in the name of another client, who would be struck for it."""
+    return {**head, "answers": [{"refused": [0, 0, "non-finite", ""]}]}, {}
+
+
 def nonsense(head: Any, pieces: Any) -> Any:
     return {"answers": [7, {"update": "x"}], "clients": "all"}, {}
 
@@ -119,9 +124,10 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]
         (with_values(longer), "unreadable"),
         (lambda reply: spoiled(reply, weightless), "bad-weight"),
         (lambda reply: spoiled(reply, stranger), "no-answer"),
+        (lambda reply: spoiled(reply, slander), "no-answer"),
         (lambda reply: spoiled(reply, nonsense), "no-answer"),
     ],
-    ids=["NaN", "wrong shape", "weight", "another client", "nonsense"],
+    ids=["NaN", "wrong shape", "weight", "another client", "slander", "nonsense"],
 )
 def test_what_a_bad_node_sends_leaves_no_trace(
     spoil: Spoil, reason: str, without: dict[str, torch.Tensor], tmp_path: Path
@@ -129,6 +135,7 @@ def test_what_a_bad_node_sends_leaves_no_trace(
     finished = run(tmp_path, "run", spoil)
     assert finished.state.round == 3
     assert reason in finished.history[0].cohort.refused_by["3"]
+    assert set(finished.history[0].cohort.refused_by) == {"3"}
     assert not differing(without, final_weights(tmp_path / "run"))
 
 

@@ -12,8 +12,7 @@ import typer
 
 from fedtailor.cli.output import console, messages
 from fedtailor.errors import FedtailorError, unknown
-
-CLIENTS = "clients.json"  # in the folder of a run on Flower, and in no other
+from fedtailor.storage.interrupt import SIGNALS
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,7 @@ def flower_up(
         {"partition-id": n, "num-partitions": nodes, "state": str(folder.absolute() / f"client{n}")}
         for n in range(nodes)
     ]
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # also where a shell lets those in the background ignore them
+    for number in SIGNALS:  # also where a shell lets those in the background ignore them
         signal.signal(number, _as_interrupt)
     messages.print(f"Starting a SuperLink and {nodes} SuperNodes ...", markup=False)
     with local_link(folder, parts) as link:

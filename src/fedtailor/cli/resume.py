@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.flower import CLIENTS, Where, run_there
+from fedtailor.cli.flower import Where, run_there
 from fedtailor.cli.grouping import grouped
 from fedtailor.cli.output import (
     JsonOption,
@@ -21,6 +21,7 @@ from fedtailor.cli.output import (
 )
 from fedtailor.cli.run import show
 from fedtailor.errors import FedtailorError
+from fedtailor.storage.files import CLIENTS
 
 
 @grouped

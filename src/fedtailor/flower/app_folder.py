@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from fedtailor.config import RunConfig, make_config
 from fedtailor.errors import FedtailorError, require
 
 PROJECT = """\
@@ -127,6 +130,19 @@ def write_app(folder: Path, config: str | None = None, run_folder: str = "") -> 
     }
     for place, content in files.items():
         (folder / place).write_text(content, encoding="utf-8")
+
+
+def config_of(run: Mapping[str, Any]) -> RunConfig:
+    """The configuration in an app's own settings (``context.run_config``)."""
+    text = run.get("config")
+    if not isinstance(text, str):
+        raise FedtailorError(
+            f"config = {text!r}: expected the text of a TOML file (fedtailor new-app writes it)"
+        )
+    try:
+        return make_config(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise FedtailorError(f"the app's config is not valid TOML: {error}") from error
 
 
 def as_text(config: str) -> str:

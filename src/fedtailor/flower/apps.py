@@ -7,18 +7,16 @@ clientapp = "my_app.app:client"
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedtailor.config import make_config
 from fedtailor.engines.flower.post import content_of, parcel_of
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import FedtailorError
+from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device import respond
 from fedtailor.flower.server import serve
 from fedtailor.record import RoundRecord
@@ -30,13 +28,9 @@ client = ClientApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds; what Flower shows of it is one line per round."""
-    settings: dict[str, Any] = dict(context.run_config)
-    require(
-        isinstance(settings.get("config"), str), "config", settings.get("config"), "the text of a TOML file"
-    )
-    config = make_config(tomllib.loads(settings["config"]))
-    folder = Path(str(settings.get("folder") or f"runs/{config.name}"))
     try:
+        config = config_of(context.run_config)
+        folder = Path(str(context.run_config.get("folder") or f"runs/{config.name}"))
         run = serve(grid, config, folder, _tell)
     except FedtailorError as error:
         print(f"error: {error}", flush=True)

@@ -22,18 +22,19 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtailor.config import RunConfig, make_config
+from fedtailor.config import RunConfig
 from fedtailor.data.batches import Examples
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.flower.frames import Head, answer_head, state_key, task_from
+from fedtailor.engines.flower.frames import answer_head, state_key, task_from
 from fedtailor.engines.flower.memory import Cupboard, get_maps, put_maps
-from fedtailor.engines.flower.post import Parcel
+from fedtailor.engines.flower.post import Head, Parcel
 from fedtailor.engines.protocol import answer_to
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.roster import LIMITS, Profile
+from fedtailor.flower.app_folder import config_of
 from fedtailor.messages import Refused
 from fedtailor.method import Method
 from fedtailor.run.setup import pick_device, read_data, torch_threads, trace_model
@@ -47,22 +48,11 @@ Table = Mapping[str, Any]
 def respond(parcel: Parcel, run: Table, node: Table) -> Parcel:
     """The answer to a message; what goes wrong in a way that people can mend is an answer too."""
     try:
-        device = Device(_config(run), node, parcel.head)
+        device = Device(config_of(run), node, parcel.head)
         with torch_threads(device.config.threads):
             return device.introduce() if parcel.head.get("ask") == "join" else device.work(parcel)
     except FedtailorError as error:
         return Parcel({"error": str(error)})
-
-
-def _config(run: Table) -> RunConfig:
-    import tomllib
-
-    text = run.get("config")
-    require(isinstance(text, str), "config", text, "the text of a TOML file (fedtailor new-app writes it)")
-    try:
-        return make_config(tomllib.loads(str(text)))
-    except tomllib.TOMLDecodeError as error:
-        raise FedtailorError(f"the app's config is not valid TOML: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -140,12 +140,10 @@ class LocalLink:
 def local_link(folder: Path, nodes: Sequence[Mapping[str, object]]) -> Iterator[LocalLink]:
     """A SuperLink with these SuperNodes; all of them end with the block."""
     folder = folder.absolute()
-    (folder / "home").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_authority(folder)
     link = LocalLink(folder, free_port())
-    connection = f'address = "{link.address}"\nroot-certificates = {json.dumps(str(link.authority))}\n'
-    settings = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
-    (folder / "home" / "config.toml").write_text(settings, encoding="utf-8")
+    write_home(folder / "home", link.address, link.authority)
     try:
         link.start_link()
         for number, config in enumerate(nodes):
@@ -154,6 +152,18 @@ def local_link(folder: Path, nodes: Sequence[Mapping[str, object]]) -> Iterator[
         yield link
     finally:
         link.stop_all()
+
+
+def write_home(folder: Path, address: str, root_certificates: Path | None, insecure: bool = False) -> None:
+    """A folder for Flower's command that knows one SuperLink, under the name of ``CONNECTION``."""
+    lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
+    lines.append(f"address = {json.dumps(address)}")
+    if root_certificates is not None:
+        lines.append(f"root-certificates = {json.dumps(str(root_certificates.absolute()))}")
+    if insecure:
+        lines.append("insecure = true")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def free_port() -> int:

@@ -27,11 +27,9 @@ from fedtailor.run.result import Run
 from fedtailor.run.setup import pick_device, prepare, read_data, torch_threads, trace_model
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import Setup
-from fedtailor.storage.files import replace_file
+from fedtailor.storage.files import CLIENTS, replace_file
 from fedtailor.storage.journal import Journal
 from fedtailor.storage.run_folder import CONFIG
-
-CLIENTS = "clients.json"
 
 
 def serve(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from fedtailor.errors import FedtailorError, require
 from fedtailor.flower.app_folder import write_app
-from fedtailor.flower.local import CONNECTION, QUIET
+from fedtailor.flower.local import CONNECTION, QUIET, write_home
 
 STARTED = re.compile(r"started run (\d+)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -38,16 +37,7 @@ class Link:
 
     def home(self, folder: Path) -> dict[str, str]:
         """The environment of Flower's command, with a folder of its own that knows this SuperLink."""
-        lines = [f"address = {json.dumps(self.address)}"]
-        if self.root_certificates is not None:
-            lines.append(f"root-certificates = {json.dumps(str(self.root_certificates.absolute()))}")
-        if self.insecure:
-            lines.append("insecure = true")
-        text = (
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n' + "\n".join(lines) + "\n"
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(text, encoding="utf-8")
+        write_home(folder, self.address, self.root_certificates, self.insecure)
         return {**os.environ, **QUIET, "FLWR_HOME": str(folder)}
 
 

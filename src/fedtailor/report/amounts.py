@@ -33,7 +33,7 @@ def signed(count: float) -> str:
 def short_name(name: str) -> str:
     """A method or network as people call it: of one from a file, the file without its folders.
 
-    >>> short_name("/home/me/work/shy.py:Shy"), short_name("fedavg:width=1/5"), short_name("fjord")
+    >>> short_name("my/methods/shy.py:Shy"), short_name("fedavg:width=1/5"), short_name("fjord")
     ('shy.py:Shy', 'fedavg:width=1/5', 'fjord')
     """
     file, colon, rest = name.partition(".py:")

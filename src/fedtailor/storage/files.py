@@ -24,6 +24,7 @@ Buffer = bytes | bytearray | memoryview
 
 PART = ".part"  # ends the name of everything that is not complete yet
 LOCK = "run.lock"
+CLIENTS = "clients.json"  # in the folder of a run on Flower, and in no other
 
 _UNLOCKABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # a file system without locks
 

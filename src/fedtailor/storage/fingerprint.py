@@ -46,7 +46,7 @@ def fingerprint(
         "data.examples": examples,
         "data.split": split,
         "model.layers": _digest(repr(model.module)),
-        "model.tensors": _digest(repr(sorted(_shapes(model).items()))),
+        "model.tensors": _digest(repr(sorted(shapes(model).items()))),
         "model.constants": _digest(*map(_bytes, model.constants.values())),
         "model.code": _code(*{type(layer) for layer in model.module.modules()}),
         "model.objective": _code(model.objective.loss, *model.objective.metrics.values()),
@@ -100,7 +100,8 @@ def refuse_drift(path: object, changed: list[str]) -> None:
         )
 
 
-def _shapes(model: ElasticModel) -> dict[str, str]:
+def shapes(model: ElasticModel) -> dict[str, str]:
+    """Type and shape of every weight, as texts."""
     return {name: f"{value.dtype}{tuple(value.shape)}" for name, value in model.weights().items()}
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.flower.frames import Head, answer_from, state_key, task_head
-from fedtailor.engines.flower.post import Failed, Parcel, Post
+from fedtailor.engines.flower.frames import answer_from, state_key, task_head
+from fedtailor.engines.flower.post import Failed, Head, Parcel, Post
 from fedtailor.engines.protocol import Answer
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.roster import Profile, Roster
@@ -196,10 +196,10 @@ class FlowerEngine:
 
     def _answers(self, node: int, answer: Parcel | Failed, tasks: dict[int, Task]) -> Iterator[Answer]:
         left = dict(tasks)
-        problem = answer.reason if isinstance(answer, Failed) else str(answer.head.get("error") or "")
-        said = [] if isinstance(answer, Failed) else answer.head.get("answers") or []
+        if isinstance(answer, Failed):
+            answer = Parcel({"error": answer.reason})
+        problem, said = str(answer.head.get("error") or ""), answer.head.get("answers")
         for head in said if isinstance(said, list) else []:
-            assert isinstance(answer, Parcel)
             try:
                 found = answer_from(head, answer.pieces, tasks, self.model)
             except DecodeError as error:
@@ -207,8 +207,7 @@ class FlowerEngine:
                 continue
             left.pop(found.client, None)
             yield found
-        if isinstance(answer, Parcel):
-            said = {name: answer.head.get(name) for name in ("clients", "parts")}
-            self._introduce(node, said)
+        if "clients" in answer.head:
+            self._introduce(node, {name: answer.head.get(name) for name in ("clients", "parts")})
         for client, task in left.items():
             yield Refused(client, task.round, "no-answer", problem or "gave no answer for this client")

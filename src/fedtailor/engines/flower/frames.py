@@ -14,13 +14,14 @@ from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.cutting.names import is_tagged
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.flower.post import Head
 from fedtailor.engines.protocol import Answer
 from fedtailor.engines.values import masked_cut, task_of, task_value
 from fedtailor.messages import Refused, Task, Update, kept_elsewhere, version_of
+from fedtailor.storage.fingerprint import shapes
 from fedtailor.storage.patch_frames import LeasedFrame, decode_patch, encode_levels, encode_patch
 from fedtailor.storage.wire import DecodeError, decode
 
-Head = dict[str, Any]
 UNREADABLE = "unreadable"  # the reason for a patch that is not what was leased
 
 
@@ -37,9 +38,8 @@ def task_head(task: Task) -> tuple[Head, dict[str, bytes], dict[str, bytes]]:
     maps = b"" if cut.mask is None else b"".join(encode_levels(cut.mask.levels))
     piece, levels = digest_of(frame), digest_of(maps)
     place = {name: number for number, name in enumerate(sorted(task.patch.values))}
-    value["order"] = [
-        place[name] for name in task.patch.values
-    ]  # sums over tensors depend on it, frames are sorted
+    # Frames are sorted; what sums over tensors depends on their order.
+    value["order"] = [place[name] for name in task.patch.values]
     head = {
         **value,
         "piece": piece,
@@ -86,12 +86,10 @@ def answer_from(
 
 def _answer(head: Any, pieces: Mapping[str, bytes], tasks: Mapping[int, Task], model: ElasticModel) -> Answer:
     if "refused" in head:
-        client, round, reason, detail = head["refused"]
-        return Refused(int(client), int(round), str(reason)[:40], str(detail)[:2000])
+        client, _, reason, detail = head["refused"]
+        return Refused(client, _asked(client, tasks).round, str(reason)[:40], str(detail)[:2000])
     client, round, base = (_whole(number) for number in head["update"])
-    if client not in tasks:
-        raise DecodeError(f"answers for client {client}, who was not asked there")
-    task, weight = tasks[client], float(head["weight"])
+    task, weight = _asked(client, tasks), float(head["weight"])
     metrics = {str(name): float(value) for name, value in head["metrics"].items()}
     if head["lost"]:
         metrics["memory lost"] = 1.0
@@ -103,6 +101,14 @@ def _answer(head: Any, pieces: Mapping[str, bytes], tasks: Mapping[int, Task], m
         return Refused(client, task.round, UNREADABLE, str(error))
     memory = kept_elsewhere(task.round, task.action) if head["kept"] else dict(task.memory)
     return Update(client, round, base, patch, weight, metrics, memory)
+
+
+def _asked(client: object, tasks: Mapping[int, Task]) -> Task:
+    """The task of a client; a node speaks for those alone that it was asked about, also when it refuses."""
+    number = _whole(client)
+    if number not in tasks:
+        raise DecodeError(f"answers for client {number}, who was not asked there")
+    return tasks[number]
 
 
 def leased(task: Task, model: ElasticModel) -> LeasedFrame:
@@ -120,5 +126,5 @@ def _whole(number: object) -> int:
 
 def state_key(model: ElasticModel) -> str:
     """What a model is to both sides: the names, shapes and types of its weights."""
-    texts = [f"{name}{value.dtype}{tuple(value.shape)}" for name, value in sorted(model.weights().items())]
+    texts = [f"{name} {shape}" for name, shape in sorted(shapes(model).items())]
     return digest_of("\n".join(texts).encode())
