@@ -44,6 +44,9 @@ class As:
     def measure(self, deployed, action="evaluate"):
         return self.engine.measure(deployed, action)
 
+    def measure_aside(self, deployed, action="evaluate"):
+        return self.engine.measure_aside(deployed, action)
+
 
 @dataclass(frozen=True)
 class Odd(Method):

@@ -10,7 +10,7 @@ from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.in_process import InProcess
-from fedtailor.engines.protocol import Answer
+from fedtailor.engines.protocol import Answer, LaterScores
 from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.messages import Measure, Task
@@ -60,6 +60,23 @@ class Automatic:
         started, (_, examples) = time.monotonic(), self._here.data.measured[action]
         scores = evaluate_deployed(self._here.model, deployed, examples)
         self._alone += time.monotonic() - started
+        return scores
+
+    def measure_aside(self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate") -> LaterScores:
+        """The same while clients train; where there are no workers, at once."""
+        if not self._pool_is_ready():
+            found = self.measure(deployed, action)
+            return lambda: found
+        assert self._pool is not None
+        later = self._pool.measure_aside(deployed, action)
+
+        def scores() -> list[dict[str, float]]:
+            try:
+                return later()
+            except NotPortable as error:
+                self._do_without(error)
+            return later()
+
         return scores
 
     def _in_workers(self, left: dict[int, Task]) -> Iterator[Answer | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from fedtailor.client.sgd import Diverged
@@ -13,6 +13,7 @@ from fedtailor.messages import Measure, Refused, Task, Update
 from fedtailor.method import Method
 
 Answer = Update | Refused
+LaterScores = Callable[[], list[dict[str, float]]]  # waits for them, if need be
 
 
 class Engine(Protocol):
@@ -35,6 +36,10 @@ class Measuring(Protocol):
         self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
     ) -> list[dict[str, float]]:
         """Loss and metrics on test or validation examples, for each sequence of patches that answer together."""
+        ...
+
+    def measure_aside(self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate") -> LaterScores:
+        """The same while other tasks run: workers do it where no task waits for them, so that it holds up nobody."""
         ...
 
 

@@ -5,7 +5,7 @@ Where clients keep their norm statistics to themselves (policy ``local``) they e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal, TypeVar
@@ -18,11 +18,13 @@ from fedtailor.elasticity.costing.fitting import TooSmallError, fit, meets
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.engines.protocol import Engine, Measuring
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
 from fedtailor.messages import Client, Lease, Measure, Refused, ServerState, Task, Update
+from fedtailor.method import Method
 from fedtailor.record import Spent
 from fedtailor.server.faults import Timely
 from fedtailor.server.inquiry import Inquiry
@@ -69,6 +71,9 @@ class Evaluation:
         return self.scores.tiers if self.validation is None else self.validation
 
 
+LaterEvaluation = Callable[[], Evaluation]
+
+
 def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Timely) -> Evaluation:
     """Evaluate every tier at the end of a round, with the help of these clients where the norm policy asks for it."""
     inquiry, tiers = Inquiry(setup, engine), setup.fleet.tiers
@@ -86,6 +91,27 @@ def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Ti
     return Evaluation(state, scores[0], inquiry.refused, inquiry.spent, validation)
 
 
+def evaluate_aside(setup: Setup, at: Checkpoint, engine: Timely) -> LaterEvaluation | None:
+    """The same while the next round trains, where neither that round nor the state can depend on what comes out.
+
+    None where clients are asked, where a method looks at the scores or anything is chosen by them, and where nobody but
+    this process could do it.
+    """
+    method, workers = setup.method, engine.engine
+    needs_clients = method.policy.kept_by_clients or asks_for_statistics(method, setup.model)
+    decides = setup.settings.stopping.chooses or type(method).observe is not Method.observe
+    if needs_clients or decides or setup.data.validation is not None or not isinstance(workers, Measuring):
+        return None
+    deployed = deployed_to(setup, at.state, setup.fleet.tiers)
+    later = workers.measure_aside(deployed.networks)
+    return lambda: Evaluation(at.state, _scores_of(setup, deployed, later()))
+
+
+def asks_for_statistics(method: Method, model: ElasticModel) -> bool:
+    """Whether norm statistics are measured on clients before anything is evaluated."""
+    return method.policy.measured_after and bool(model.statistics)
+
+
 def calibrate(
     inquiry: Inquiry, state: ServerState, budgets: Sequence[Budget], clients: Sequence[Client]
 ) -> ServerState:
@@ -95,7 +121,7 @@ def calibrate(
     can train in this round (levels are redrawn, or it lies at the end of a range) is measured on everyone's data.
     """
     method, model = inquiry.setup.method, inquiry.setup.model
-    if not method.policy.measured_after or not model.statistics:
+    if not asks_for_statistics(method, model):
         return state
     step("measuring norms")
     weights = dict(state.weights)
@@ -148,12 +174,17 @@ def evaluate_tiers(
 
 
 def _measured(setup: Setup, deployed: Deployed, engine: Engine | None, action: Measure) -> Scores:
-    model = setup.model
     if isinstance(engine, Measuring):
         scores = engine.measure(deployed.networks, action)
     else:
         _, examples = setup.data.measured[action]
-        scores = evaluate_deployed(model, deployed.networks, examples)
+        scores = evaluate_deployed(setup.model, deployed.networks, examples)
+    return _scores_of(setup, deployed, scores)
+
+
+def _scores_of(setup: Setup, deployed: Deployed, scores: Sequence[dict[str, float]]) -> Scores:
+    """What was measured of each network, with what a prediction costs, by tier."""
+    model = setup.model
     costs = [[model.cost(patch.cut) for patch in patches] for patches in deployed.networks]
     prediction = [
         {"params": sum(c.params for c in each), "macs": sum(c.macs for c in each)} for each in costs

@@ -7,6 +7,7 @@ tasks   → engine.run → updates           (method.perform on the client; unti
 updates → check_answers → a quorum?      (or abandon the round and ask others)
         → method.merge → state of round r + 1
 every k rounds: calibrate → deploy(budget) per tier, or the clients' own networks → evaluation → method.observe
+                (aside, while the next round trains, where nothing depends on it)
 → one record for people, and a checkpoint: all that the next round needs
 """
 
@@ -14,19 +15,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fedtailor.elasticity.costing.fitting import check_honoured
 from fedtailor.engines.protocol import Engine
+from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Task
-from fedtailor.record import RoundRecord
+from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
-from fedtailor.server.evaluation import evaluate
+from fedtailor.server.evaluation import LaterEvaluation, evaluate, evaluate_aside
 from fedtailor.server.faults import Timely, Try
-from fedtailor.server.recording import round_record
+from fedtailor.server.recording import evaluated, round_record
 from fedtailor.server.sampling import sample
 from fedtailor.server.setup import Setup
+from fedtailor.server.stopping import Stopping
 from fedtailor.steps import TRAINING, step
 from fedtailor.storage.checkpoint import Checkpoint, settle
 
@@ -36,22 +39,36 @@ OnEnd = Callable[[RoundRecord, Checkpoint], None]
 def run_rounds(setup: Setup, engine: Engine, on_end: OnEnd, at: Checkpoint | None = None) -> Checkpoint:
     """Run the rounds that are left; ``on_end`` is told about each of them as it ends.
 
-    A run that starts from a checkpoint of itself goes through the same rounds, bit for bit.
+    A run that starts from a checkpoint of itself goes through the same rounds, bit for bit. A round that is evaluated
+    while the next one trains ends with that one: rounds are always told in their order.
     """
     method, model, settings = setup.method, setup.model, setup.settings
     for tier in setup.fleet.tiers:
         check_honoured(tier.budget, method.honours, method.name)
-    at = at or setup.start
+    at, late = at or setup.start, None
     timely = engine if isinstance(engine, Timely) else Timely(engine, settings.engine.deadline)
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
         step(TRAINING)
         started = time.monotonic()
         at = replace(at, state=method.begin(at.state, model))
         clients = setup.clients(at.state.round)
-        tries, strikes = hold_round(setup, at, clients, timely)
+        try:
+            tries, strikes = hold_round(setup, at, clients, timely)
+        except FedtailorError:
+            if late is not None:  # the round before has come to its end all the same
+                late.end(settings.stopping, on_end)
+            raise
         updates, best, evaluation = tries[-1].updates, at.best, None
-        ended = at.after(method.merge(at.state, updates, model), updates, best, strikes)
+        merged = method.merge(at.state, updates, model)
+        if late is not None:
+            best, late = late.end(settings.stopping, on_end), None
+        ended = at.after(merged, updates, best, strikes)
         if settings.evaluates(ended.state.round):
+            aside = evaluate_aside(setup, ended, timely) if ended.state.round < settings.rounds else None
+            if aside is not None:
+                at, seconds = ended, time.monotonic() - started
+                late = Late(round_record(setup, at, tries, None, seconds), at, aside)
+                continue
             able = faults.awake(clients, strikes, settings.engine)
             evaluation = evaluate(setup, ended, able, timely)
             tiers = evaluation.deciding
@@ -65,6 +82,22 @@ def run_rounds(setup: Setup, engine: Engine, on_end: OnEnd, at: Checkpoint | Non
         at = ended
         on_end(round_record(setup, at, tries, evaluation, time.monotonic() - started), at)
     return at
+
+
+@dataclass(frozen=True)
+class Late:
+    """A round that is being evaluated while the next one trains: its record without scores, its end, and the scores."""
+
+    record: RoundRecord
+    at: Checkpoint
+    evaluation: LaterEvaluation
+
+    def end(self, stopping: Stopping, on_end: OnEnd) -> Best:
+        """Wait for the scores and tell of the round; the best evaluation so far is what the next round takes over."""
+        evaluation = self.evaluation()
+        best = stopping.judge(self.at.best, self.at.state.round, evaluation.deciding)
+        on_end(evaluated(self.record, evaluation, best), replace(self.at, best=best))
+        return best
 
 
 def hold_round(

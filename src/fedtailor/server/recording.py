@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.encoding import cut_value
 from fedtailor.elasticity.cutting.names import is_tagged, tag_of
 from fedtailor.messages import Update
-from fedtailor.record import LOSS, Cohort, Covered, RoundRecord, Spent
+from fedtailor.record import LOSS, Best, Cohort, Covered, RoundRecord, Spent
 from fedtailor.server import faults
 from fedtailor.server.bytes_and_macs import training_spent
 from fedtailor.server.evaluation import Evaluation
@@ -26,24 +27,32 @@ def round_record(
     setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None, seconds: float
 ) -> RoundRecord:
     """The record of the round that ``after`` is the end of; abandoned tries cost too, only the last is learnt from."""
-    merged, evaluated = tries[-1].updates, evaluation is not None
+    merged = tries[-1].updates
     by_tier = training_spent(setup, tries)
     said = setup.method.notes(after.state, merged, setup.model)
-    return RoundRecord(
+    record = RoundRecord(
         round=after.state.round,
         cohort=_cohort(setup, after, tries, evaluation),
         training=sum(by_tier.values(), Spent()),
-        measuring=evaluation.spent if evaluation else Spent(),
         by_tier=by_tier,
         train_loss=_train_loss(merged),
-        tiers=evaluation.scores.tiers if evaluation else None,
-        validation=evaluation.validation if evaluation else None,
-        best_round=after.best.round if evaluated and after.best else None,
-        deployed=evaluation.scores.deployed if evaluation else {},
         reported=_reported(merged),
         method=json.loads(json.dumps(said)),  # as it will be read back: a tuple becomes a list
         coverage=covered(merged),
         seconds=round(seconds, 4),
+    )
+    return record if evaluation is None else evaluated(record, evaluation, after.best)
+
+
+def evaluated(record: RoundRecord, evaluation: Evaluation, best: Best | None) -> RoundRecord:
+    """The record with what an evaluation found and what it cost."""
+    return replace(
+        record,
+        measuring=evaluation.spent,
+        tiers=evaluation.scores.tiers,
+        validation=evaluation.validation,
+        best_round=best.round if best else None,
+        deployed=evaluation.scores.deployed,
     )
 
 

@@ -20,7 +20,8 @@ from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.values import evaluation_of
 from fedtailor.engines.workers import process as worker_process
-from fedtailor.engines.workers.pool import Lost, WorkerPool
+from fedtailor.engines.workers.piles import Lost
+from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.engines.workers.process import WorkerFailed, WorkerProcess
 from fedtailor.engines.workers.worker import report_failure
 from fedtailor.errors import FedtailorError
@@ -197,9 +198,9 @@ class Sharing:
         finally:
             del self.pool._work
 
-    def _work(self, jobs):
-        assert len({id(job.tensors) for job in jobs}) == 1  # of all tiers, sent once
-        for job in reversed(jobs):
+    def _work(self, pile):
+        assert len({id(job.tensors) for job in pile.open}) == 1  # of all tiers, sent once
+        for job in reversed(pile.open):
             deployed, batches = evaluation_of(job.rest, job.tensors)
             scores = batch_scores(MODEL, deployed, DATA.test, batches)
             yield job, {"scores": [[list(score) for score in each] for each in scores]}
@@ -207,7 +208,12 @@ class Sharing:
 
 
 def test_an_evaluation_whose_workers_die_is_done_here(pool, deployed, monkeypatch):
-    monkeypatch.setattr(pool, "_work", lambda jobs: ((job, Lost("signal 9")) for job in jobs))
+    def dying(pile):
+        while pile.open:
+            pile.given()
+            yield pile.open[0], Lost("signal 9")
+
+    monkeypatch.setattr(pool, "_work", dying)
     assert pool.measure(deployed) == [evaluate_patches(MODEL, patches, DATA.test) for patches in deployed]
 
 

@@ -4,40 +4,29 @@ start   → luggage (method, module, groups, data) in shared memory, once for al
 task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first
 worker  → method.perform → the answer in the wire format, in the mailbox
 a worker that dies → its task goes to another one, once; then the client is refused
-evaluation → in the same way, in runs of batches
+evaluation → in the same way, in runs of batches; aside: by workers that no task waits for, while the next round trains
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import weakref
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from types import TracebackType
 
 import torch
 
-from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_score
 from fedtailor.data.batches import Examples
 from fedtailor.data.federated import FederatedData, Parts
 from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.protocol import Answer
-from fedtailor.engines.values import (
-    Job,
-    Tensors,
-    Value,
-    answer_of,
-    evaluation_value,
-    masked_cut,
-    task_value,
-)
+from fedtailor.engines.protocol import Answer, LaterScores
+from fedtailor.engines.values import Job, Tensors, Value, answer_of, masked_cut, task_value
 from fedtailor.engines.workers.luggage import NotPortable, pack
+from fedtailor.engines.workers.piles import Lost, Measurement, Pile
 from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
 from fedtailor.engines.workers.worker import Luggage, machine_settings
@@ -46,8 +35,6 @@ from fedtailor.messages import Measure, Refused, Task
 from fedtailor.method import Method
 
 TICK_SECONDS = 0.1  # how long the pool waits for an answer before it says that there is none yet
-TRIES = 2  # how often a task is given out before its client is refused
-SHARES = 4  # runs of test batches for each worker: one that is slower than the others is given fewer of them
 STARTS = 3  # workers in a row that may die before they are ready
 
 
@@ -60,6 +47,7 @@ class WorkerPool:
         self._luggage = pack(luggage_for(method, model, data).parts)
         self._workers: list[WorkerProcess] = []
         self._failed_starts = 0
+        self._aside: Measurement | None = None  # what is done where nothing else waits
         self._finalizer = weakref.finalize(self, _end, self._workers, self._luggage, os.getpid())
 
     def start(self, wanted: int | None = None) -> None:
@@ -73,7 +61,7 @@ class WorkerPool:
     def ready(self) -> bool:
         """Whether any worker can be given a task. Does not wait."""
         for worker in self._heard(0):
-            self._listen(worker)
+            self._note_aside(worker.job, self._listen(worker))
         return any(worker.ready for worker in self._workers)
 
     @property
@@ -91,8 +79,9 @@ class WorkerPool:
             )
             for task in tasks
         ]  # fmt: skip
-        for done in self._work(jobs):
-            if done is None or done[0].task is None:
+        pile = Pile(jobs)
+        for done in self._work(pile):
+            if done is None or not pile.settle(*done) or done[0].task is None:
                 yield None
                 continue
             task, result = done[0].task, done[1]
@@ -106,50 +95,68 @@ class WorkerPool:
         self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
     ) -> list[dict[str, float]]:
         """Loss and metrics of each, in one pass over the examples for it, which the workers share out between them."""
-        (_, examples), jobs = self.data.measured[action], list[Job]()
-        places: dict[int, range] = {}
-        tensors = [dict(each.values) for patches in deployed for each in patches]  # sent once to each worker
-        for batches in _shares(batches_of(examples), self.count * SHARES):
-            job = Job(tensors, evaluation_value(deployed, batches, action), len(batches))
-            places[id(job)] = batches
-            jobs.append(job)
-        scores: list[dict[int, Score]] = [{} for _ in deployed]
-        for done in self._work(jobs):
-            if done is None:
-                continue
-            batches = places[id(done[0])]
-            if isinstance(done[1], Lost):  # twice: in this process it can only fail with a message
-                found = batch_scores(self.model, deployed, examples, batches)
-            else:
-                found = [[(count, values) for count, values in each] for each in done[1]["scores"]]
-            for each, those in zip(scores, found, strict=True):
-                each.update(zip(batches, those, strict=True))
-        return [mean_score(each[batch] for batch in sorted(each)) for each in scores]
+        measurement = self._measurement(deployed, action)
+        self._finish(measurement)
+        return measurement.scores()
 
-    def _work(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Value | Lost] | None]:
-        """Every job with what came of it, as they come; None when nothing came for a moment."""
-        waiting = deque(sorted(jobs, key=lambda job: job.effort, reverse=True))
-        tries: Counter[int] = Counter()
+    def measure_aside(self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate") -> LaterScores:
+        """The same, by workers that no task waits for, until someone asks for the scores."""
+        self._finish_aside()  # one at a time
+        measurement = self._aside = self._measurement(deployed, action)
+        self._give_out(measurement.pile)
+
+        def scores() -> list[dict[str, float]]:
+            if measurement is self._aside:
+                self._finish_aside()
+            return measurement.scores()
+
+        return scores
+
+    def _measurement(self, deployed: Sequence[Sequence[Patch]], action: Measure) -> Measurement:
+        _, examples = self.data.measured[action]
+        return Measurement(self.model, deployed, examples, action, self.count)
+
+    def _finish_aside(self) -> None:
+        """Wait for what is done aside, unless this pool was closed."""
+        measurement, self._aside = self._aside, None
+        if measurement is not None and self._finalizer.alive:
+            self._finish(measurement)
+
+    def _note_aside(self, job: Job | None, result: Value | Lost | None) -> None:
+        if self._aside is not None and job is not None and job in self._aside.pile and result is not None:
+            self._aside.take(job, result)
+
+    def _finish(self, measurement: Measurement) -> None:
+        for done in self._work(measurement.pile):
+            if done is not None:
+                measurement.take(*done)
+
+    def _work(self, pile: Pile) -> Iterator[tuple[Job, Value | Lost] | None]:
+        """Every job with what came of it, as they come; None when nothing came for a moment.
+
+        Whoever listens tells the pile (``settle``): what was lost for the first time waits again.
+        """
         try:
-            while waiting or self._busy():
-                self.start(len(waiting) + len(self._busy()))
-                self._give_out(waiting, tries)
+            while pile.open:
+                self.start(len(pile) + len(self._busy()))
+                self._give_out(pile)
+                if self._aside is not None:
+                    self._give_out(self._aside.pile)
                 heard = self._heard(TICK_SECONDS)
                 if not heard:
                     yield None
                 for worker in heard or self._workers.copy():
                     job = worker.job
                     result = self._listen(worker) if heard else self._look_after(worker)
-                    if job is None or result is None:
-                        continue
-                    if isinstance(result, Lost) and tries[id(job)] < TRIES:
-                        waiting.appendleft(job)
-                    else:
+                    if job is None or job not in pile:
+                        self._note_aside(job, result)
+                    elif result is not None:
                         yield job, result
         finally:
-            # Whoever is still at work was given up by the caller: nobody will listen to the answer.
+            # Whoever is still at work on this was given up by the caller: nobody will listen to the answer.
             for worker in self._busy():
-                self._remove(worker)
+                if worker.job in pile:
+                    self._remove(worker)
 
     def close(self) -> None:
         """End all processes and free their memory."""
@@ -176,15 +183,15 @@ class WorkerPool:
         """The workers that have said something, or hung up."""
         return wait(self._workers, seconds)  # type: ignore[arg-type, return-value]
 
-    def _give_out(self, waiting: deque[Job], tries: Counter[int]) -> None:
+    def _give_out(self, pile: Pile) -> None:
         for worker in self._workers.copy():
-            if waiting and worker.ready and worker.job is None:
+            if pile and worker.ready and worker.job is None:
                 try:
-                    worker.give(waiting[0])
+                    worker.give(pile.next)
                 except Died:  # before it was given anything
                     self._remove(worker)
                 else:
-                    tries[id(waiting.popleft())] += 1
+                    pile.given()
 
     def _listen(self, worker: WorkerProcess) -> Value | Lost | None:
         try:
@@ -214,23 +221,6 @@ class WorkerPool:
     def _remove(self, worker: WorkerProcess) -> None:
         self._workers.remove(worker)
         worker.end()
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A worker is gone, and with it what it was at."""
-
-    cause: str
-
-
-def _shares(batches: range, count: int) -> list[range]:
-    """Batches in runs of nearly equal length.
-
-    >>> _shares(range(5), 2)
-    [range(0, 2), range(2, 5)]
-    """
-    edges = [len(batches) * number // count for number in range(count + 1)]
-    return [range(first, last) for first, last in itertools.pairwise(edges) if first < last]
 
 
 def luggage_for(method: Method, model: ElasticModel, data: FederatedData) -> Luggage:

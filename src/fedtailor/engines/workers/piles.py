@@ -1,0 +1,120 @@
+"""Jobs that wait for a worker, and an evaluation as such jobs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_score
+from fedtailor.data.batches import Examples
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.values import Job, Value, evaluation_value
+from fedtailor.messages import Measure
+
+TRIES = 2  # how often a job is given out before it is lost
+SHARES = 4  # runs of test batches for each worker: one that is slower than the others is given fewer of them
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker is gone, and with it what it was at."""
+
+    cause: str
+
+
+class Pile:
+    """Jobs that belong together, those with most effort first."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._waiting = deque(sorted(jobs, key=lambda job: job.effort, reverse=True))
+        self._tries: Counter[int] = Counter()
+        self._open = {id(job): job for job in jobs}
+
+    def __contains__(self, job: Job | None) -> bool:
+        return id(job) in self._open
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    @property
+    def open(self) -> list[Job]:
+        """Those that are neither done nor lost for good."""
+        return list(self._open.values())
+
+    @property
+    def next(self) -> Job:
+        """The one that waits for the next worker."""
+        return self._waiting[0]
+
+    def given(self) -> None:
+        """A worker has the next one."""
+        self._tries[id(self._waiting.popleft())] += 1
+
+    def settle(self, job: Job, result: Value | Lost) -> bool:
+        """What came of a job; False if it was lost and waits again."""
+        if isinstance(result, Lost) and self._tries[id(job)] < TRIES:
+            self._waiting.appendleft(job)
+            return False
+        del self._open[id(job)]
+        return True
+
+
+class Measurement:
+    """What is deployed, scored in one pass over the examples, which workers share out between them."""
+
+    def __init__(
+        self,
+        model: ElasticModel,
+        deployed: Sequence[Sequence[Patch]],
+        examples: Examples,
+        action: Measure,
+        workers: int,
+    ) -> None:
+        self._model, self._deployed, self._examples = model, deployed, examples
+        tensors = [dict(each.values) for patches in deployed for each in patches]  # sent once to each worker
+        shares = _shares(batches_of(examples), workers * SHARES)
+        jobs = [Job(tensors, evaluation_value(deployed, share, action), len(share)) for share in shares]
+        self._batches = {id(job): share for job, share in zip(jobs, shares, strict=True)}
+        self._scores: list[dict[int, Score]] = [{} for _ in deployed]
+        self.pile = Pile(jobs)
+
+    def take(self, job: Job, result: Value | Lost) -> None:
+        """The scores of some batches, or word that their worker is gone."""
+        if self.pile.settle(job, result):
+            batches = self._batches.pop(id(job))
+            if isinstance(result, Lost):
+                self._score_here(batches)
+            else:
+                self._add(batches, [[(n, values) for n, values in each] for each in result["scores"]])
+
+    def scores(self) -> list[dict[str, float]]:
+        """Loss and metrics of each that is deployed, the same to the bit whoever scored what.
+
+        What no worker has scored, because there are none any more, is scored here.
+        """
+        for batches in self._batches.values():
+            self._score_here(batches)
+        self._batches.clear()
+        return [mean_score(each[batch] for batch in sorted(each)) for each in self._scores]
+
+    def _score_here(self, batches: range) -> None:
+        """In this process an evaluation that workers die of can only fail with a message."""
+        self._add(batches, batch_scores(self._model, self._deployed, self._examples, batches))
+
+    def _add(self, batches: range, found: Sequence[Sequence[Score]]) -> None:
+        for each, those in zip(self._scores, found, strict=True):
+            each.update(zip(batches, those, strict=True))
+
+
+def _shares(batches: range, count: int) -> list[range]:
+    """Batches in runs of nearly equal length.
+
+    >>> _shares(range(5), 2)
+    [range(0, 2), range(2, 5)]
+    """
+    edges = [len(batches) * number // count for number in range(count + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(edges) if first < last]
