@@ -129,6 +129,7 @@ def test_fields_of_a_dataclass_are_options_of_the_model() -> None:
         ("mobilenetv2", {"width": 0}, "width = 0: expected a positive number"),
         ("mobilenetv2", {"last": 0}, "last = 0: expected a positive whole number"),
         ("vgg9", {"start": "He"}, "unknown start 'He'"),
+        ("vgg9", {"norm": "layer"}, "unknown norm 'layer'"),
         ("vgg9", {"dropout": 1}, "dropout = 1: expected a number from 0 to below 1"),
         ("vit", {"heads": 5}, "heads = 5: expected a divisor of embedding = 128"),
         (

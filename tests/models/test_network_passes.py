@@ -189,3 +189,12 @@ def test_what_a_vgg_passes_on_keeps_its_size_with_the_start_of_he() -> None:
         spread[start] = network(x).std(dim=0).mean().item()  # how much outputs depend on the input
     assert spread["torch"] < 1e-3
     assert spread["he"] > 0.05
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_vgg_with_norms_lets_its_input_through_without_it(norm: str) -> None:
+    torch.manual_seed(0)
+    network = build_model("vgg9", input_shape=(3, 32, 32), num_classes=CLASSES, norm=norm)
+    assert sum(isinstance(layer, nn.BatchNorm2d | nn.GroupNorm) for layer in network.modules()) == 6
+    x = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert network(x).std(dim=0).mean() > 0.01
