@@ -38,8 +38,13 @@ class Measuring(Protocol):
         """Loss and metrics on test or validation examples, for each sequence of patches that answer together."""
         ...
 
+
+@runtime_checkable
+class MeasuringAside(Protocol):
+    """An engine whose workers can do that while they also have tasks."""
+
     def measure_aside(self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate") -> LaterScores:
-        """The same while other tasks run: workers do it where no task waits for them, so that it holds up nobody."""
+        """The same, by workers that no task waits for, so that it holds up nobody."""
         ...
 
 

@@ -20,7 +20,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
-from fedtailor.engines.protocol import Engine, Measuring
+from fedtailor.engines.protocol import Engine, Measuring, MeasuringAside
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
 from fedtailor.messages import Client, Lease, Measure, Refused, ServerState, Task, Update
@@ -100,7 +100,12 @@ def evaluate_aside(setup: Setup, at: Checkpoint, engine: Timely) -> LaterEvaluat
     method, workers = setup.method, engine.engine
     needs_clients = method.policy.kept_by_clients or asks_for_statistics(method, setup.model)
     decides = setup.settings.stopping.chooses or type(method).observe is not Method.observe
-    if needs_clients or decides or setup.data.validation is not None or not isinstance(workers, Measuring):
+    if (
+        needs_clients
+        or decides
+        or setup.data.validation is not None
+        or not isinstance(workers, MeasuringAside)
+    ):
         return None
     deployed = deployed_to(setup, at.state, setup.fleet.tiers)
     later = workers.measure_aside(deployed.networks)
