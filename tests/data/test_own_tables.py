@@ -110,6 +110,16 @@ def test_decimal_commas_and_question_marks(tmp_path: Path) -> None:
     assert len(texts.train) == 2
 
 
+def test_true_and_false_are_one_and_zero(tmp_path: Path) -> None:
+    """As pandas (True) and spreadsheets (TRUE) write them; of a label they are names."""
+    rows = [f"{row},{row % 3 == 0},{str(row % 2 == 0).upper()}" for row in range(10)]
+    dataset = load_dataset(table(tmp_path, "a,paid,label", *rows), standardise=False)
+    assert dataset.train.take(torch.arange(4))[0].tolist() == [[0, 1], [1, 0], [2, 0], [3, 1]]
+    assert dataset.label_names == ("FALSE", "TRUE")
+    with pytest.raises(FedtailorError, match="column paid of .* holds 'true' on line 2: expected numbers"):
+        load_dataset(table(tmp_path, "a,paid,label", *(r.lower() for r in rows), "1,maybe,true"))
+
+
 def test_quantities_are_scaled_if_asked_for_and_the_scale_is_kept(tmp_path: Path) -> None:
     path = table(tmp_path, "a,y", *(f"{row},{1000 * row}" for row in range(50)))
     (large,) = findings(load_dataset(path, targets="numbers"))

@@ -16,13 +16,14 @@ from fedtailor.data.formats.labels import (
     split_of,
     targets_in_parts,
 )
-from fedtailor.data.formats.tables import CLIENTS, THOUSANDS, Table, read_table
+from fedtailor.data.formats.tables import CLIENTS, THOUSANDS, Table, is_nothing, read_table
 from fedtailor.data.partitions import Array
 from fedtailor.data.sources import Dataset, Origin, own_dataset, targets_in_words
 from fedtailor.data.transforms import Standardisation
 from fedtailor.errors import FedtailorError, require, unknown
 
 MISSING = ("refuse", "drop", "mean")
+TRUTH = {"true": 1.0, "false": 0.0}
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def _feature_names(table: Table, others: Sequence[str | None], options: TableOpt
 def _numbers(table: Table, name: str) -> Array:
     numbers = table.numbers(name)
     if numbers is None:
+        numbers = _truths(table.columns[name])
+    if numbers is None:
         words = table.first_word(name)
         commas = (
             ' (if a comma begins the decimals, { decimal = "," })'
@@ -120,6 +123,12 @@ def _numbers(table: Table, name: str) -> Array:
             f'label, {{ label = "{name}" }}; if it is a text to classify, {{ text = "{name}" }}'
         )
     return numbers
+
+
+def _truths(cells: Sequence[object]) -> Array | None:
+    """A column of true and false, as pandas and spreadsheets write it, as 1 and 0; None where it holds other words."""
+    words = [np.nan if is_nothing(cell) else TRUTH.get(str(cell).strip().lower()) for cell in cells]
+    return None if None in words else np.asarray(words, dtype=np.float64)
 
 
 def _complete(table: Table, x: Array, names: Sequence[str], options: TableOptions) -> tuple[Table, Array]:
