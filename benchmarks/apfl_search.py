@@ -21,7 +21,7 @@ from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.front_door import elastic
-from fedtailor.engines.settings import KEEP_MEMORY
+from fedtailor.engines.settings import FOR_TRAINING
 from fedtailor.messages import Client, Lease, Task
 from fedtailor.methods.apfl.fedcs import FedCS
 from fedtailor.methods.apfl.judging import Judge
@@ -38,8 +38,8 @@ def main() -> None:
     )
     results.add_option(parser)
     options = parser.parse_args()
-    if not os.environ.keys() >= KEEP_MEMORY.keys():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
+    if not os.environ.keys() >= FOR_TRAINING.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **FOR_TRAINING})
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module = build_model("mobilenetv2", input_shape=(3, 32, 32), num_classes=10, width=WIDTH)

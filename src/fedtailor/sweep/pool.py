@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtailor.config import to_toml
-from fedtailor.engines.settings import KEEP_MEMORY, available_cores
+from fedtailor.engines.settings import FOR_TRAINING, available_cores
 from fedtailor.errors import CorruptError, FedtailorError, LockedError, QuorumError, StorageError
 from fedtailor.record import RoundRecord
 from fedtailor.storage.interrupt import Request, stop_requests
@@ -95,7 +95,7 @@ class _Worker:
             [sys.executable, "-m", "fedtailor.sweep.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**KEEP_MEMORY, **os.environ},
+            env={**FOR_TRAINING, **os.environ},
             start_new_session=True,
         )
         assert self.process.stdout is not None, "asked for"

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import torch
 
-from fedtailor.engines.settings import KEEP_MEMORY
+from fedtailor.engines.settings import FOR_TRAINING
 from fedtailor.engines.values import Job, Tensors, Value
 from fedtailor.engines.workers.lifeline import beat_of
 from fedtailor.engines.workers.luggage import NotPortable
@@ -163,6 +163,6 @@ def _spawn(line: int, mailbox: int, luggage: int) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", _BOOT, json.dumps([str(path) for path in sys.path]), *numbers],
         pass_fds=(line, mailbox, luggage),
         stdin=subprocess.DEVNULL,
-        env={**KEEP_MEMORY, **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        env={**FOR_TRAINING, **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         process_group=0,  # Ctrl-C is for the parent, which decides what becomes of the round
     )
