@@ -28,7 +28,7 @@ from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
-from fedtailor.server.setup import RoundSettings
+from fedtailor.server.setup import NormSettings, RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.journal import CheckpointSettings
@@ -81,6 +81,7 @@ class RunConfig:
     stopping: Stopping = field(default_factory=Stopping)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    norm: NormSettings = field(default_factory=NormSettings)
 
     def __post_init__(self) -> None:
         expected = f"letters, digits, '-', '_' and '.', at most {LONGEST_NAME} bytes"
@@ -98,7 +99,7 @@ class RunConfig:
     def round_settings(self) -> RoundSettings:
         """The part that the round loop reads."""
         return RoundSettings(
-            self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine
+            self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine, self.norm
         )
 
     @cached_property

@@ -84,6 +84,7 @@ class Refused:
     round: int
     reason: str  # a short code: ``diverged``, ``non-finite``, ``wrong-shape`` ...
     detail: str = ""
+    trace: str = ""  # where the client's own code raised an exception; never leaves the machine
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
 def answer_value(answer: Answer) -> Value:
     """An update, or why there is none."""
     if isinstance(answer, Refused):
-        return {"refused": [answer.client, answer.round, answer.reason, answer.detail]}
+        return {"refused": [answer.client, answer.round, answer.reason, answer.detail, answer.trace]}
     return {
         "update": [answer.client, answer.round, answer.base_round],
         "weight": _plain(answer.weight),

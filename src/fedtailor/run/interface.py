@@ -36,7 +36,7 @@ from fedtailor.run.result import Run
 from fedtailor.run.setup import prepare_config, torch_threads
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
-from fedtailor.server.setup import Setup
+from fedtailor.server.setup import NormSettings, Setup
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.checkpoint import Checkpoint
@@ -69,6 +69,7 @@ def train(
     stopping: Stopping | Mapping[str, Any] | None = None,
     checkpoint: CheckpointSettings | Mapping[str, Any] | None = None,
     engine: EngineSettings | Mapping[str, Any] | None = None,
+    norm: NormSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
     progress: bool | None = None,
@@ -83,7 +84,8 @@ def train(
     classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises and reports.
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
-    ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
+    ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
+    ``norm`` how many clients measure norm statistics.
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
@@ -93,7 +95,7 @@ def train(
         refuse_existing(path)
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
-        stopping=stopping, engine=engine, checkpoint=checkpoint,
+        stopping=stopping, engine=engine, norm=norm, checkpoint=checkpoint,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
     learnt = Learnt(task, loss, metrics, validation)

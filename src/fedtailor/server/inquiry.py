@@ -22,6 +22,7 @@ class Inquiry:
         self.setup, self.engine = setup, engine
         self.refused: list[Refused] = []
         self.spent = Spent()
+        self.sampled = 0  # clients that were asked for one thing, where these were not all
 
     def ask(self, tasks: Sequence[Task]) -> list[Update]:
         """The answers that can be used."""

@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.encoding import cut_value
 from fedtailor.elasticity.cutting.names import is_tagged, tag_of
-from fedtailor.messages import Update
+from fedtailor.messages import Refused, Update
 from fedtailor.record import LOSS, Cohort, Covered, RoundRecord, Spent
 from fedtailor.server import faults
 from fedtailor.server.bytes_and_macs import training_spent
@@ -44,6 +44,7 @@ def round_record(
         method=json.loads(json.dumps(said)),  # as it will be read back: a tuple becomes a list
         coverage=covered(merged),
         seconds=round(seconds, 4),
+        failed=faults.failures(_refusals(tries, evaluation)),
     )
 
 
@@ -61,9 +62,13 @@ def covered(updates: Sequence[Update]) -> tuple[Covered, ...]:
     )
 
 
-def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None) -> Cohort:
+def _refusals(tries: Sequence[Try], evaluation: Evaluation | None) -> list[Refused]:
     refused = [each for tried in tries for each in tried.refused]
-    refused += evaluation.refused if evaluation else ()
+    return refused + list(evaluation.refused if evaluation else ())
+
+
+def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None) -> Cohort:
+    refused = _refusals(tries, evaluation)
     return Cohort(
         asked=sum(len(tried.tasks) for tried in tries),
         merged=len(tries[-1].updates),
@@ -71,6 +76,7 @@ def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: E
         refused_by=faults.counted_by_client(refused),
         abandoned=len(tries) - 1,
         resting=len(faults.resting(after.strikes, setup.settings.engine)),
+        measured_on=evaluation.sampled if evaluation else 0,
         too_small=setup.clients(after.state.round - 1).left_out if setup.fleet.whole else 0,
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedtailor.errors import CorruptError, FedtailorError, StorageError, require
+from fedtailor.errors import ClientsFailedError, CorruptError, FedtailorError, StorageError, require
 from fedtailor.messages import ServerState
 from fedtailor.record import RoundRecord
 from fedtailor.storage import generations
@@ -205,7 +205,8 @@ class Journal:
             append_file(self.folder.path / METRICS, line)
         self._metrics.update(line)
         self._metrics_size += len(line)
-        self.log("round", round=record.round, seconds=record.seconds)
+        failed = {"failed": record.failed} if record.failed else {}
+        self.log("round", round=record.round, seconds=record.seconds, **failed)
 
     def save(self, at: Checkpoint) -> None:
         """Make a generation of the state, if there is none of this round."""
@@ -291,7 +292,8 @@ class Journal:
     ) -> None:
         self.close()
         # What breaks in the first round is the code of a network or a loss, as a rule: nothing is worth going on with.
-        broken = kind is not None and not issubclass(kind, FedtailorError | KeyboardInterrupt | SystemExit)
+        refused = (FedtailorError, KeyboardInterrupt, SystemExit)
+        broken = kind is not None and (issubclass(kind, ClientsFailedError) or not issubclass(kind, refused))
         if broken and self._found is None and self._saved[0] == 0:
             remove_aside(self.folder.path)
 

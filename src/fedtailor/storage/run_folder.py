@@ -75,12 +75,14 @@ class RunFolder:
         # A run that is writing at this moment may show half a line.
         lines = file.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         rounds = [event for event in self.events() if event.get("event") == "round"]
-        seconds = {event["round"]: event.get("seconds") or 0.0 for event in rounds}
+        events = {event.get("round"): event for event in rounds}
         coverage = dict(map(_covered, self.coverage()))
-        return [
-            RoundRecord.from_row(row, coverage.get(row["round"], ()), seconds.get(row["round"], 0.0))
-            for row in map(json.loads, lines)
-        ]
+        records = []
+        for row in map(json.loads, lines):
+            event = events.get(row["round"], {})
+            seconds, failed = event.get("seconds") or 0.0, event.get("failed")
+            records.append(RoundRecord.from_row(row, coverage.get(row["round"], ()), seconds, failed))
+        return records
 
     def setup(self) -> Row:
         """What the run started from, for reports; nothing where the folder does not say."""
