@@ -1,4 +1,4 @@
-"""Of many clients a sample measures norms and evaluates: counted, fixed by the seed, and everyone where they are few."""
+"""Of many clients a sample measures norms and evaluates: counted, fixed by the seed; where they are few, everyone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedtailor.data.partitions import Partition
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.methods.registry import get_method
+from fedtailor.run.arguments import fleet_of
 from fedtailor.server.evaluation import calibrate
 from fedtailor.server.faults import Timely
 from fedtailor.server.inquiry import Inquiry
@@ -70,7 +71,8 @@ def test_few_clients_are_all_asked_and_the_bits_are_those_of_all():
 
 def test_a_width_that_few_can_run_is_still_measured_by_those():
     """One client in forty has the whole width: it is found among all, because budgets are few."""
-    found, _, _ = asked(STATIC, image_data((4,) * 40), 3, [("1/2", 39), (1, 1)])
+    fleet = fleet_of([{"name": "1/2", "width": "1/2", "share": 39}, {"name": "1", "width": 1, "share": 1}])
+    found, _, _ = asked(STATIC, image_data((4,) * 40), 3, fleet)
     assert [client for _, client, tier in found if tier == "1"].count(39) >= 1
 
 
@@ -84,7 +86,7 @@ def test_calibration_of_a_hundred_thousand_clients_takes_less_than_two_seconds()
     clients = 100_000
     examples, places = images(1000), np.arange(2 * clients) % 1000
     offsets = 2 * np.arange(clients + 1)
-    data = FederatedData(examples, images(20, seed=7), Partition(places, offsets), 4, "many")
+    data = FederatedData("many", examples, images(20, seed=7), Partition(places, offsets), 4)
     setup = setup_of(STATIC, cnn_model(), data, "uniform-5")
     inquiry = Inquiry(setup, Timely(InProcess(STATIC, setup.model, data), 1e6))
     clients_of_round = setup.clients(0)

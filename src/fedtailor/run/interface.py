@@ -154,11 +154,13 @@ def resume(
     allow_drift: bool = False,
     on_round: OnRound | None = None,
     on_notice: OnNotice = warnings.warn,
+    on_begin: Callable[[Sequence[RoundRecord]], None] | None = None,
 ) -> Run:
     """Go on with a run that was interrupted, after its last saved round; the result is the same, bit for bit.
 
     A run whose config, model, data, versions or threads have changed is refused, unless ``allow_drift``.
-    A run that has come to its end is returned as it is.
+    A run that has come to its end is returned as it is. ``on_begin`` is told the rounds that were done before, once
+    they have been found to be whole.
     """
     with Journal.open(Path(path)) as journal:
         file = journal.folder.path / CONFIG
@@ -172,6 +174,8 @@ def resume(
             fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device,
             allow_drift=allow_drift, on_notice=on_notice,
         )  # fmt: skip
+        if on_begin is not None:
+            on_begin(journal.history)
         return start(setup, origin, on_round, journal, on_notice)
 
 

@@ -125,7 +125,7 @@ def _statistics_of_some(
     asked: list[Client] = []
     for able in (can, lambda _budget: True):
         asked = sample_able(clients, count, state.round, setup.seeds, able)
-        inquiry.sampled = max(inquiry.sampled, len(asked) if len(asked) < len(clients) and count else 0)
+        inquiry.sampled = max(inquiry.sampled, len(asked) if 0 < count < len(clients) else 0)
         if answers := _statistics(inquiry, state, cut, asked):
             return answers
     what = f"measuring norms after round {state.round}: no client got through"
