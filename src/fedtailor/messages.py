@@ -19,6 +19,11 @@ Action = str  # train, calibrate, evaluate, validate; or a method's own
 Measure = Literal["evaluate", "validate"]  # score networks: on test examples, or on those that choose
 Metrics = Mapping[str, float]
 
+MEMORY_TIMES, LEAST_MEMORY = (
+    16,
+    2**20,
+)  # what a client may keep: times what it was sent, and bytes at any rate
+
 
 @dataclass(frozen=True)
 class Client:
@@ -38,6 +43,12 @@ class Lease:
     names: frozenset[str]  # the tensors that come back
     cut: Cut  # their address
     partial: frozenset[str] = frozenset()  # groups of which the client may credit fewer units (label rows)
+    most_metrics: int = 100  # how many metrics may come along
+    memory: int = 0  # bytes that the client may keep for itself; 0: some times what it was sent
+
+    def most_memory(self, sent: Patch) -> int:
+        """How many bytes a client that was sent this may keep."""
+        return self.memory or max(LEAST_MEMORY, MEMORY_TIMES * sent.nbytes)
 
 
 @dataclass(frozen=True)

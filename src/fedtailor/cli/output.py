@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from fedtailor.progress import RoundProgress as RoundProgress
 from fedtailor.progress import messages as messages
 from fedtailor.progress import progress_bars as progress_bars
 from fedtailor.report.targets import REACHED, USUAL_TARGET
+from fedtailor.storage.rows import as_text
 
 console = Console(highlight=False)  # results, on standard output
 
@@ -51,8 +51,8 @@ def notice(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, without colour or wrapping."""
-    typer.echo(json.dumps(value, indent=2))
+    """Print a value as JSON, without colour or wrapping; a number that is none is null."""
+    typer.echo(as_text(value, 2))
 
 
 def load_torch() -> None:

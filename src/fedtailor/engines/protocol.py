@@ -10,6 +10,7 @@ from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.answers import fault_of
 from fedtailor.errors import FedtailorError, in_words
 from fedtailor.messages import Measure, Refused, Task, Update
 from fedtailor.method import Method
@@ -60,6 +61,9 @@ def answer_to(
         if exhaustible and is_exhaustion(error):
             raise
         return Refused(task.client.id, task.round, FAILED, in_words(error), _trace(error))
+    reason, detail = fault_of(task, update)
+    if reason:
+        return Refused(task.client.id, task.round, reason, detail)
     if update.client != task.client.id:
         return Refused(task.client.id, task.round, "wrong-client", f"answers for client {update.client}")
     return update

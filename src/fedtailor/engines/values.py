@@ -18,6 +18,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.protocol import Answer
 from fedtailor.messages import Client, Lease, Measure, Refused, Task, Update
 from fedtailor.seeds import Seeds
+from fedtailor.storage.wire import MAX_INTEGER
 
 Value = dict[str, Any]
 Tensors = list[dict[str, Tensor]]
@@ -72,6 +73,7 @@ def task_value(task: Task) -> Value:
         "round": task.round,
         "cut": cut_value(task.patch.cut),
         "lease": [sorted(task.lease.names), cut_value(task.lease.cut), sorted(task.lease.partial)],
+        "limits": [task.lease.most_metrics, task.lease.memory],
         "seeds": str(task.seeds.root),
         "action": task.action,
         "memory": dict(task.memory),
@@ -90,7 +92,7 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
         client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
         round=value["round"],
         patch=Patch(dict(patch), cut_from(value["cut"], levels)),
-        lease=Lease(frozenset(names), cut_from(cut, levels), frozenset(partial)),
+        lease=Lease(frozenset(names), cut_from(cut, levels), frozenset(partial), *value["limits"]),
         seeds=Seeds(int(value["seeds"])),
         action=value["action"],
         memory=value["memory"],
@@ -141,4 +143,5 @@ def _plain(number: Any) -> Any:
     """Exact numbers as text, and NumPy's as Python's: the wire knows no others."""
     if isinstance(number, Fraction):
         return str(number)
-    return float(number) if isinstance(number, float) else number
+    large = isinstance(number, int) and not -MAX_INTEGER <= number < MAX_INTEGER
+    return float(number) if large or isinstance(number, float) else number

@@ -6,7 +6,6 @@ The run knows nothing of it: a finished or crashed run is shown in the same way.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import chart_data, page, require_charts
 from fedtailor.report.panels.all_panels import all_panels
+from fedtailor.storage.rows import as_text
 
 LOOPBACK = "127.0.0.1"
 WAITING = "waiting for the first round"
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_data(self) -> None:
         state, panels = look(self.server.path)
-        body = json.dumps({"state": state, "charts": chart_data(panels)}).encode()
+        body = as_text({"state": state, "charts": chart_data(panels)}).encode()
         tag = f'"{hashlib.blake2b(body, digest_size=8).hexdigest()}"'
         if self.headers.get("If-None-Match") == tag:
             self._send(304, "application/json", b"", tag)

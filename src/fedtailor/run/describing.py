@@ -16,6 +16,7 @@ from fedtailor.elasticity.costing.fitting import absolute_limits
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.server.setup import Setup
 from fedtailor.storage.fingerprint import Fingerprint, describe_environment, fingerprint
+from fedtailor.storage.rows import as_text
 from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, SETTINGS, SETUP
 
 MOST_CLIENTS = 200  # whose data and tier are described one by one
@@ -35,9 +36,9 @@ def texts_of(setup: Setup, origin: Origin) -> dict[str, str]:
     environment = describe_environment(origin.threads, str(setup.device))
     return {
         **({CONFIG: to_toml(origin.config)} if origin.config is not None else {}),
-        **({CALL: json.dumps(origin.call, indent=2) + "\n"} if origin.call is not None else {}),
-        ENVIRONMENT: json.dumps(environment, indent=2) + "\n",
-        SETUP: json.dumps({**describe(setup), **({} if origin.config else {SETTINGS: settings_of(setup)})})
+        **({CALL: as_text(origin.call, 2) + "\n"} if origin.call is not None else {}),
+        ENVIRONMENT: as_text(environment, 2) + "\n",
+        SETUP: as_text({**describe(setup), **({} if origin.config else {SETTINGS: settings_of(setup)})})
         + "\n",
     }
 

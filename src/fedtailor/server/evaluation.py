@@ -5,6 +5,7 @@ Where clients keep their norm statistics to themselves (policy ``local``) they e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -231,8 +232,15 @@ def _by_tier(
     }
     empty = [tier for tier in tiers if not found[tier.name]]
     deployed = evaluate_tiers(setup, at.state, empty, action=action).tiers
+    # Metrics of a method's own count where most clients report them: one that leaves them out takes them from nobody.
+    said = Counter(key for scores in found.values() for each in scores for key in each)
+    kept = [key for key, times in said.items() if 2 * times > len(answers)]
     return {
-        name: {key: fmean(each[key] for each in scores) for key in scores[0]} if scores else deployed[name]
+        name: {
+            key: fmean(values) for key in kept if (values := [each[key] for each in scores if key in each])
+        }
+        if scores
+        else deployed[name]
         for name, scores in found.items()
     }
 

@@ -48,7 +48,8 @@ class Timely:
                     reason = "late"
                     break
                 if answer is not None:
-                    missing.pop(answer.client, None)
+                    if type(answer.client) is int:
+                        missing.pop(answer.client, None)
                     yield answer
         finally:
             close = getattr(answers, "close", None)  # only generators have one

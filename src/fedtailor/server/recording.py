@@ -18,6 +18,7 @@ from fedtailor.server.evaluation import Evaluation
 from fedtailor.server.faults import Try
 from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.storage.rows import as_text
 
 ACCOUNTED = (LOSS, "examples")  # metrics of a client that go into sums; others are written for each
 
@@ -41,7 +42,7 @@ def round_record(
         best_round=after.best.round if evaluated and after.best else None,
         deployed=evaluation.scores.deployed if evaluation else {},
         reported=_reported(merged),
-        method=json.loads(json.dumps(said)),  # as it will be read back: a tuple becomes a list
+        method=json.loads(as_text(said)),  # as it will be read back: a tuple becomes a list
         coverage=covered(merged),
         seconds=round(seconds, 4),
         failed=faults.failures(_refusals(tries, evaluation)),
@@ -82,8 +83,10 @@ def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: E
 
 
 def _train_loss(merged: Sequence[Update]) -> float | None:
-    weight = sum(update.weight for update in merged)
-    loss = sum(update.metrics.get(LOSS, 0.0) * update.weight for update in merged)
+    """The mean over those who told theirs; a loss that is missing is missing, and not 0."""
+    told = [update for update in merged if LOSS in update.metrics]
+    weight = sum(update.weight for update in told)
+    loss = sum(update.metrics[LOSS] * update.weight for update in told)
     return loss / weight if weight else None
 
 

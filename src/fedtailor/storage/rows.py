@@ -21,12 +21,13 @@ LARGEST_FILE = 2**30  # bytes of a table that is read at once
 Check = Callable[[Any], bool]
 
 
-def as_text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON; a number that is none (NaN, infinity) becomes null."""
+def as_text(value: Any, indent: int | None = None, *, tight: bool = False) -> str:
+    """A value as JSON; a number that is none (NaN, infinity) becomes null. ``tight``: without spaces."""
+    separators = (",", ":") if tight else None
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
+        return json.dumps(value, indent=indent, allow_nan=False, separators=separators)
     except ValueError:
-        return json.dumps(finite(value), indent=indent, allow_nan=False)
+        return json.dumps(finite(value), indent=indent, allow_nan=False, separators=separators)
 
 
 def as_line(value: Mapping[str, Any]) -> bytes:

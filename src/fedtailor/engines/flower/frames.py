@@ -80,7 +80,7 @@ def answer_from(
     """The answer that a head stands for; whatever it claims, it is read against the task of its client."""
     try:
         return _answer(head, pieces, tasks, model)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DecodeError(f"no answer to a task: {error!r}") from None
 
 
