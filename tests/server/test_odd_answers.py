@@ -118,7 +118,7 @@ ODD: dict[str, tuple[str, Callable[[Update], Any]]] = {
     "long": ("bad-memory", memory({"x": "x" * 2**21})),
     "a number of 400 digits": ("bad-memory", memory({"x": 10**400})),
     # the rest
-    "client of 400 digits": ("malformed", lambda u: replace(u, client=10**400)),
+    "client of 400 digits": ("malformed|wrong-client", lambda u: replace(u, client=10**400)),
     "weight of 20 digits": ("bad-weight", lambda u: replace(u, weight=10**20)),
     "nothing": ("malformed", lambda _: None),
     "text instead of an answer": ("malformed", lambda _: "fine"),

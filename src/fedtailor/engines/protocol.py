@@ -35,6 +35,16 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Starting(Protocol):
+    """An engine that may have to wait until it can work at all."""
+
+    @property
+    def starting(self) -> bool:
+        """Whether nobody can be asked at the moment: such time is no client's."""
+        ...
+
+
+@runtime_checkable
 class Measuring(Protocol):
     """An engine whose workers can also evaluate what the server deploys."""
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedtailor.engines.protocol import FAILED, Answer, Engine
+from fedtailor.engines.protocol import FAILED, Answer, Engine, Starting
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import ClientsFailedError, QuorumError
 from fedtailor.messages import Client, Refused, Task, Update
@@ -38,13 +38,21 @@ class Timely:
     clock: Clock = time.monotonic  # not the time of day, which jumps
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
-        """At least one result per task, at the latest when an answer or a sign of waiting comes after the deadline."""
+        """At least one result per task, at the latest when an answer or a sign of waiting comes after the deadline.
+
+        While the engine cannot work yet, because its workers are being started, no time passes.
+        """
         missing = {task.client.id: task for task in tasks}
-        end = self.clock() + self.seconds
+        seen = self.clock()
+        end = seen + self.seconds
         answers, reason = self.engine.run(tasks), "no-answer"
         try:
             for answer in answers:
-                if self.clock() > end:  # what has just come is late too
+                now = self.clock()
+                if isinstance(self.engine, Starting) and self.engine.starting:
+                    end += now - seen
+                seen = now
+                if now > end:  # what has just come is late too
                     reason = "late"
                     break
                 if answer is not None:
