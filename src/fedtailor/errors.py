@@ -57,6 +57,21 @@ def one_line(text: str, longest: int = LONGEST_WORDS) -> str:
     return line if len(line) <= longest else f"{line[:longest]} ..."
 
 
+def visible(text: str) -> str:
+    """A text with what would steer a terminal written out: names come from configs, from data and from clients.
+
+    >>> print(visible("[/red]\\x1b[31m"))
+    [/red]\\x1b[31m
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\u00a0"  # a new line, and the space that no line breaks at
+    return "".join(
+        letter if letter.isprintable() or letter in kept else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
 def in_words(error: BaseException) -> str:
     """An exception in one line: what kind it is and what it says; what fedtailor says is a sentence by itself."""
     kind = "" if isinstance(error, FedtailorError) else type(error).__name__

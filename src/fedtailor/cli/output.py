@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedtailor.errors import LockedError
+from fedtailor.errors import LockedError, visible
 from fedtailor.progress import RoundProgress as RoundProgress
 from fedtailor.progress import messages as messages
 from fedtailor.progress import progress_bars as progress_bars
@@ -42,12 +42,12 @@ TrackOption = Annotated[
 def fail(text: str) -> None:
     """Show an error as one sentence."""
     messages.print("[bold red]error:[/] ", end="")
-    messages.print(text, markup=False, soft_wrap=True)
+    messages.print(visible(text), markup=False, soft_wrap=True)
 
 
 def notice(text: str) -> None:
     """Say what the user should know and need not act on."""
-    messages.print(f"note: {text}", markup=False, soft_wrap=not messages.is_terminal)
+    messages.print(f"note: {visible(text)}", markup=False, soft_wrap=not messages.is_terminal)
 
 
 def print_json(value: Any) -> None:

@@ -25,7 +25,7 @@ from fedtailor.cli.output import (
     print_json,
     stoppable,
 )
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, visible
 from fedtailor.storage.files import refuse_existing
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
         console.print(choice, markup=False)
     if summary["refused"]:
         counted = ", ".join(f"{count} x {reason}" for reason, count in summary["refused"].items())
-        console.print(f"Refused updates: {counted}{_by_client(summary['refused_by'])}", markup=False)
+        console.print(f"Refused updates: {counted}{visible(_by_client(summary['refused_by']))}", markup=False)
     for error, clients in list(failed.items())[:MOST_ERRORS]:
-        console.print(f"Failed: {_listed(clients)}, {error}", markup=False, soft_wrap=True)
+        console.print(f"Failed: {visible(_listed(clients))}, {visible(error)}", markup=False, soft_wrap=True)
     if "too_small" in summary:
         tiers, clients = ", ".join(summary["too_small"]["tiers"]), summary["too_small"]["clients"]
         console.print(f"Left out, because no piece fits: {clients} clients (tier {tiers})", markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from fedtailor.client.sgd import Diverged
@@ -76,7 +77,7 @@ def answer_to(
         return Refused(task.client.id, task.round, reason, detail)
     if update.client != task.client.id:
         return Refused(task.client.id, task.round, "wrong-client", f"answers for client {update.client}")
-    return update
+    return replace(update, nonce=task.lease.nonce)
 
 
 def is_exhaustion(error: BaseException) -> bool:

@@ -73,7 +73,7 @@ def task_value(task: Task) -> Value:
         "round": task.round,
         "cut": cut_value(task.patch.cut),
         "lease": [sorted(task.lease.names), cut_value(task.lease.cut), sorted(task.lease.partial)],
-        "limits": [task.lease.most_metrics, task.lease.memory],
+        "limits": [task.lease.most_metrics, task.lease.memory, task.lease.nonce],
         "seeds": str(task.seeds.root),
         "action": task.action,
         "memory": dict(task.memory),
@@ -107,6 +107,7 @@ def answer_value(answer: Answer) -> Value:
         return {"refused": [answer.client, answer.round, answer.reason, answer.detail, answer.trace]}
     return {
         "update": [answer.client, answer.round, answer.base_round],
+        "nonce": answer.nonce,
         "weight": _plain(answer.weight),
         "metrics": {name: _plain(metric) for name, metric in answer.metrics.items()},
         "memory": dict(answer.memory),
@@ -121,7 +122,8 @@ def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
         return Refused(*value["refused"])
     client, round, base_round = value["update"]
     patch = Patch(value["values"], cut_from(value["cut"], levels))
-    return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])
+    weight, metrics, memory = value["weight"], value["metrics"], value["memory"]
+    return Update(client, round, base_round, patch, weight, metrics, memory, value["nonce"])
 
 
 def masked_cut(task: Task) -> Cut:

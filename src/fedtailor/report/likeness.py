@@ -11,7 +11,14 @@ from fedtailor.charts.grouping import judged_by
 from fedtailor.charts.panel import ReportedRun
 from fedtailor.report.amounts import short, short_name
 
-CHANGES_NOTHING = ("name", "seed", "engine.workers", "checkpoint.every", "checkpoint.keep")
+CHANGES_NOTHING = (
+    "name",
+    "seed",
+    "engine.workers",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "report.client_details",
+)
 TOLD_FIRST = ("rounds", "model.name", "data.dataset", "data", "model", "fleet", "clients_per_round", "method")
 LEAST_TOLD = 2
 NETWORK = "network"  # its shapes, where no setting says that they differ

@@ -43,7 +43,7 @@ from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.files import refuse_existing
 from fedtailor.storage.interrupt import Interrupted
 from fedtailor.storage.journal import CheckpointSettings, Journal, Unsaved
-from fedtailor.storage.run_folder import CONFIG
+from fedtailor.storage.run_folder import CONFIG, ReportSettings
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -70,6 +70,7 @@ def train(
     checkpoint: CheckpointSettings | Mapping[str, Any] | None = None,
     engine: EngineSettings | Mapping[str, Any] | None = None,
     norm: NormSettings | Mapping[str, Any] | None = None,
+    report: ReportSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
     progress: bool | None = None,
@@ -85,7 +86,7 @@ def train(
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
-    ``norm`` how many clients measure norm statistics.
+    ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients.
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
@@ -95,14 +96,16 @@ def train(
         refuse_existing(path)
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
-        stopping=stopping, engine=engine, norm=norm, checkpoint=checkpoint,
+        stopping=stopping, engine=engine, norm=norm, report=report,
+        checkpoint=checkpoint,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
     learnt = Learnt(task, loss, metrics, validation)
     with showing(chosen.name, settings.rounds, progress) as show:
         setup = make_setup(module, data, devices, chosen, settings, clients_per_round, learnt, device)
         share = learnt.share(data, settings.stopping, chosen)
-        origin = Origin(settings.threads, call=called(setup, module, data, learnt.words(share)))
+        words = called(setup, module, data, learnt.words(share))
+        origin = Origin(settings.threads, call=words, report=settings.report)
         if path is None:
             return start(setup, origin, both(show, on_round))
         again = resume and path.exists()

@@ -42,6 +42,10 @@ def check_answers(
             refused.append(Refused(NOBODY, round, "malformed", "an answer of nobody"))
         elif answer.client not in asked:
             refused.append(Refused(answer.client, round, "wrong-client", "no task of this client is open"))
+        elif answer.nonce != asked[answer.client].lease.nonce:
+            refused.append(
+                Refused(NOBODY, round, "wrong-client", f"not from client {answer.client}, who was asked")
+            )
         elif answer.client in accepted:
             refused.append(Refused(answer.client, round, "duplicate", "has answered already"))
         elif (refusal := check_update(asked[answer.client], answer, model)) is not None:

@@ -56,7 +56,7 @@ class Timely:
                     reason = "late"
                     break
                 if answer is not None:
-                    if type(answer.client) is int:
+                    if type(answer.client) is int and _is_from(answer, missing.get(answer.client)):
                         missing.pop(answer.client, None)
                     yield answer
         finally:
@@ -65,6 +65,11 @@ class Timely:
                 close()
         for client, task in missing.items():
             yield Refused(client, task.round, reason)
+
+
+def _is_from(answer: Answer, task: Task | None) -> bool:
+    """Whether an answer is that of the client that was asked: only then is this client not missed any more."""
+    return isinstance(answer, Refused) or (task is not None and answer.nonce == task.lease.nonce)
 
 
 @dataclass(frozen=True)

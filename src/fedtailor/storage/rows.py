@@ -141,6 +141,31 @@ def _is_covered(value: Any) -> bool:
     return fine and _are_texts(value.get("tags", []))
 
 
+def is_setup(found: Row) -> bool:
+    """Whether a table is what ``setup.json`` holds, as far as reports look."""
+    tiers, data = found.get("tiers", []), found.get("data", {})
+    if (
+        not isinstance(tiers, list)
+        or not isinstance(data, dict)
+        or not isinstance(data.get("rows", []), list)
+    ):
+        return False
+    numbers = (_or_none(_is_number)(data.get(key)) for key in ("clients", "train_examples", "skew"))
+    tables = (isinstance(found.get(key, {}), dict) for key in ("groups", "layers", "settings"))
+    return (
+        all(isinstance(tier, dict) and isinstance(tier.get("name"), str) for tier in tiers)
+        and all(isinstance(row, dict) and _counts_labels(row) for row in data.get("rows", []))
+        and all(numbers)
+        and _counts_labels({"client": 0, "name": "", "label_counts": data.get("label_counts", [])})
+        and all(tables)
+    )
+
+
+def _counts_labels(row: Row) -> bool:
+    counts = row.get("label_counts", [])
+    return {"client", "name"} <= row.keys() and isinstance(counts, list) and all(map(_is_count, counts))
+
+
 def _or_none(fits: Check) -> Check:
     return lambda value: value is None or fits(value)
 

@@ -29,7 +29,15 @@ from safetensors import SafetensorError
 from fedtailor.errors import CorruptError, FedtailorError, one_line
 from fedtailor.record import RoundRecord, Row
 from fedtailor.storage.files import in_use, replace_file
-from fedtailor.storage.rows import as_text, covered_by_round, events_by_round, parsed, record_of, table_in
+from fedtailor.storage.rows import (
+    as_text,
+    covered_by_round,
+    events_by_round,
+    is_setup,
+    parsed,
+    record_of,
+    table_in,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +57,14 @@ COMPARISON = "comparison.json"  # beside the runs of a comparison: which they ar
 
 # Key of ``setup.json``: of a run that was started from Python, where no config says them
 SETTINGS = "settings"
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """What a run folder tells for reports. It changes no result."""
+
+    client_details: bool = False
+    """Write names and label counts of single clients into setup.json; without it, what all have together."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +112,10 @@ class RunFolder:
 
     def setup(self) -> Row:
         """What the run started from, for reports; nothing where the folder does not say."""
-        return self._values(SETUP)
+        found = self._values(SETUP)
+        if not is_setup(found):
+            raise CorruptError(f"{self.path / SETUP} is damaged: expected what a run started from")
+        return found
 
     def confusion(self) -> Row:
         """Which classes the result takes for which; nothing where the folder does not say."""
