@@ -28,14 +28,17 @@ from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
-from fedtailor.server.setup import RoundSettings
+from fedtailor.server.setup import NormSettings, RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.journal import CheckpointSettings
+from fedtailor.storage.run_folder import ReportSettings
 
 Table = dict[str, Any]
 S = TypeVar("S")
 
+DEEPEST = 20  # tables in tables
+TOO_DEEP = "tables or lists nested far too deep; expected sections of keys"
 LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it
 # What was chosen for the one is of no use to another: an override of the first key drops the others of its section.
 CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -81,6 +84,8 @@ class RunConfig:
     stopping: Stopping = field(default_factory=Stopping)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    norm: NormSettings = field(default_factory=NormSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
 
     def __post_init__(self) -> None:
         expected = f"letters, digits, '-', '_' and '.', at most {LONGEST_NAME} bytes"
@@ -98,7 +103,7 @@ class RunConfig:
     def round_settings(self) -> RoundSettings:
         """The part that the round loop reads."""
         return RoundSettings(
-            self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine
+            self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine, self.norm
         )
 
     @cached_property
@@ -156,6 +161,8 @@ def load_config(
         raise FedtailorError(f"config {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise FedtailorError(f"config {path} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise FedtailorError(f"config {path}: {TOO_DEEP}") from None
     return make_config(anchored(table, path.parent), overrides, on_notice)
 
 
@@ -220,8 +227,12 @@ def _first_problem(error: ValidationError, path: str) -> str:
     return f"{setting} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
-def _copied(table: Mapping[str, Any]) -> Table:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+def _copied(table: Mapping[str, Any], depth: int = 0) -> Table:
+    if depth > DEEPEST:
+        raise FedtailorError(f"config: {TOO_DEEP}")
+    return {
+        key: _copied(each, depth + 1) if isinstance(each, Mapping) else each for key, each in table.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -243,6 +254,8 @@ def _parsed(override: str) -> _Change:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except RecursionError:
+        raise FedtailorError(f"--set {override[:80]!r}: {TOO_DEEP}") from None
     return _Change(override, keys, anchored_value(".".join(keys), value, Path()))
 
 
@@ -272,7 +285,7 @@ def anchored(table: Mapping[str, Any], folder: Path, above: str = "") -> Table:
     """The table with its paths to files made absolute; relative ones start from ``folder``."""
     return {
         key: anchored(value, folder, f"{above}{key}.")
-        if isinstance(value, Mapping)
+        if isinstance(value, Mapping) and above.count(".") < DEEPEST
         else anchored_value(f"{above}{key}", value, folder)
         for key, value in table.items()
     }

@@ -25,6 +25,12 @@ class QuorumError(FedtailorError):
     exit_code = 69
 
 
+class ClientsFailedError(FedtailorError):
+    """The code of every client that was asked raised an exception: a mistake in it, not in a client."""
+
+    exit_code = 70
+
+
 class StorageError(FedtailorError):
     """The disk is full, read-only or broken; what was saved before is untouched."""
 
@@ -35,6 +41,41 @@ class LockedError(FedtailorError):
     """Another process writes into this run folder."""
 
     exit_code = 75
+
+
+LONGEST_WORDS = 500  # characters of an exception's message that are kept
+
+
+def one_line(text: str, longest: int = LONGEST_WORDS) -> str:
+    """A text from elsewhere for a line of a file or a terminal: nothing that steers either, and not too much of it.
+
+    >>> one_line("first\\n\\x1b[31msecond"), one_line("abcdef", 3)
+    ('first [31msecond', 'abc ...')
+    """
+    head = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * longest])
+    line = " ".join(head.split())
+    return line if len(line) <= longest else f"{line[:longest]} ..."
+
+
+def visible(text: str) -> str:
+    """A text with what would steer a terminal written out: names come from configs, from data and from clients.
+
+    >>> print(visible("[/red]\\x1b[31m"))
+    [/red]\\x1b[31m
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\u00a0"  # a new line, and the space that no line breaks at
+    return "".join(
+        letter if letter.isprintable() or letter in kept else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
+def in_words(error: BaseException) -> str:
+    """An exception in one line: what kind it is and what it says; what fedtailor says is a sentence by itself."""
+    kind = "" if isinstance(error, FedtailorError) else type(error).__name__
+    return ": ".join(filter(None, (kind, one_line(str(error)))))
 
 
 def unknown(kind: str, name: object, known: Iterable[str], *, hint: str = "") -> FedtailorError:

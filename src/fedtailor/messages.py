@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,11 @@ from fedtailor.seeds import Seeds
 Action = str  # train, calibrate, evaluate, validate; or a method's own
 Measure = Literal["evaluate", "validate"]  # score networks: on test examples, or on those that choose
 Metrics = Mapping[str, float]
+
+MEMORY_TIMES, LEAST_MEMORY = (
+    16,
+    2**20,
+)  # what a client may keep: times what it was sent, and bytes at any rate
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,13 @@ class Lease:
     names: frozenset[str]  # the tensors that come back
     cut: Cut  # their address
     partial: frozenset[str] = frozenset()  # groups of which the client may credit fewer units (label rows)
+    most_metrics: int = 100  # how many metrics may come along
+    memory: int = 0  # bytes that the client may keep for itself; 0: some times what it was sent
+    nonce: str = ""  # known to the one who was asked alone: an answer without it is somebody else's
+
+    def most_memory(self, sent: Patch) -> int:
+        """How many bytes a client that was sent this may keep."""
+        return self.memory or max(LEAST_MEMORY, MEMORY_TIMES * sent.nbytes)
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,11 @@ class Task:
         return self.patch.nbytes + (0 if self.levels is None else self.levels.nbytes)
 
 
+def marked(task: Task) -> Task:
+    """The task with a mark of its own, which nobody can guess. It decides about no result, so it is no ``Seeds``."""
+    return replace(task, lease=replace(task.lease, nonce=secrets.token_hex(8)))
+
+
 @dataclass(frozen=True)
 class Update:
     """Client to server: the piece after the work, and how much it counts."""
@@ -74,6 +92,7 @@ class Update:
     weight: float  # the number of examples (or batches) behind the values
     metrics: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
+    nonce: str = ""  # of the lease that it answers
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,7 @@ class Refused:
     round: int
     reason: str  # a short code: ``diverged``, ``non-finite``, ``wrong-shape`` ...
     detail: str = ""
+    trace: str = ""  # where the client's own code raised an exception; never leaves the machine
 
 
 @dataclass(frozen=True)

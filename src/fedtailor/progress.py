@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedtailor.errors import visible
 from fedtailor.record import RoundRecord, headline
 from fedtailor.report.amounts import size
 from fedtailor.steps import TRAINING, heard_by
@@ -23,8 +24,8 @@ def progress_bars() -> Progress | None:
     if not messages.is_terminal:
         return None
     columns = (
-        TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"), TimeRemainingColumn(compact=True),
+        TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}", markup=False), TimeRemainingColumn(compact=True),
     )  # fmt: skip
     return Progress(*columns, console=messages, expand=True)
 
@@ -150,7 +151,7 @@ class RoundProgress:
     def _state(self) -> str:
         """What stands beside the bar: what is being done, and what was last known."""
         sent = size(sum(self.sent.values())) if self.sent and not self.doing else ""
-        return "  ".join(part for part in (self.doing, self.stage, self.last, sent) if part)
+        return visible("  ".join(part for part in (self.doing, self.stage, self.last, sent) if part))
 
     def __call__(self, record: RoundRecord) -> None:
         """Show one finished round."""
@@ -171,7 +172,7 @@ class RoundProgress:
             self.bar.update(self.task, completed=record.round, state=self._state())
         elif record.tiers:
             line = f"{self.title}  round {record.round}/{self.rounds}  {self.last}  {sent}"
-            messages.print(line, soft_wrap=True)
+            messages.print(visible(line), markup=False, soft_wrap=True)
 
     def _show_stage(self, record: RoundRecord) -> None:
         """What a method of several stages says that it is at; without a bar, a line for each change."""
@@ -179,7 +180,8 @@ class RoundProgress:
         before, stage = self.stage, str(said.get("progress", said.get("stage", "")))
         self.stage = stage
         if stage != before and self.bar is None:
-            messages.print(f"{self.title}  round {record.round}/{self.rounds}  {stage}", soft_wrap=True)
+            line = f"{self.title}  round {record.round}/{self.rounds}  {stage}"
+            messages.print(visible(line), markup=False, soft_wrap=True)
 
 
 def _tier(name: str, metric: str, value: float) -> str:

@@ -1,8 +1,8 @@
 """The record of a round: what was asked and merged, what it cost, what was measured, what the method has to say.
 
 It is made in one place (``server.recording``), written and read by a run folder, shown, tracked and reported from
-there. On disk it is one flat row of ``metrics.jsonl``; two parts stand elsewhere: ``coverage``, which may be long, in
-``coverage.jsonl``, and ``seconds``, which differ from run to run, in ``events.jsonl``.
+there. On disk it is one flat row of ``metrics.jsonl``; three parts stand elsewhere: ``coverage``, which may be long, in
+``coverage.jsonl``, and ``seconds`` and ``failed``, which may differ from run to run, in ``events.jsonl``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Cohort:
     resting: int = 0  # clients that are not asked any more
     too_small: int = 0  # clients that take no part, because no piece of the model fits them
     refused_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # client -> reason -> how often
+    measured_on: int = 0  # clients that were asked to measure, where these were not all
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ class RoundRecord:
     seconds: float = 0.0
     by_tier: Mapping[str, TierSpent] = field(default_factory=dict)  # ``training`` by the clients' tiers
     validation: Tiers | None = None  # as ``tiers``, on the examples that choose, where there are such
+    failed: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # what clients' code raised -> which clients
 
     @property
     def spent(self) -> Spent:
@@ -99,7 +103,7 @@ class RoundRecord:
         return self.training + self.measuring
 
     def as_row(self) -> Row:
-        """The flat row of ``metrics.jsonl``: everything but ``coverage`` and ``seconds``."""
+        """The flat row of ``metrics.jsonl``: everything but ``coverage``, ``seconds`` and ``failed``."""
         row: Row = {}
         usual = RoundRecord(self.round)
         for key, path in KEYS.items():
@@ -110,7 +114,11 @@ class RoundRecord:
 
     @classmethod
     def from_row(
-        cls, row: Mapping[str, Any], coverage: Sequence[Covered] = (), seconds: float = 0.0
+        cls,
+        row: Mapping[str, Any],
+        coverage: Sequence[Covered] = (),
+        seconds: float = 0.0,
+        failed: Mapping[str, Sequence[str]] | None = None,
     ) -> RoundRecord:
         """The record of a row; what an older version did not count has its default, a newer one's keys are left out."""
         parts: Row = {part: {} for part in PARTS}
@@ -121,7 +129,8 @@ class RoundRecord:
                 _put(parts, path, table[name])
         made: Row = {part: kind(**parts[part]) for part, kind in PARTS.items()}
         made["by_tier"] = {tier: _tier_spent(each) for tier, each in parts.get("by_tier", {}).items()}
-        return cls(**{**parts, **made}, coverage=tuple(coverage), seconds=seconds)
+        raised = {error: tuple(clients) for error, clients in (failed or {}).items()}
+        return cls(**{**parts, **made}, coverage=tuple(coverage), seconds=seconds, failed=raised)
 
 
 # Fields of a record that have fields of their own.
@@ -137,6 +146,7 @@ KEYS = {
     "abandoned": "cohort.abandoned",
     "resting": "cohort.resting",
     "too_small": "cohort.too_small",
+    "measured_on": "cohort.measured_on",
     "bytes_down": "training.bytes_down",
     "bytes_up": "training.bytes_up",
     "macs": "training.macs",
@@ -154,6 +164,7 @@ KEYS = {
 }
 SOMETIMES = (
     "too_small",
+    "measured_on",
     "refused_by",
     "by_tier",
     "tiers",

@@ -85,7 +85,7 @@ BAD: dict[str, tuple[str, Callable[[Update], Update]]] = {
         for name in (f"{CONV2}.weight", f"{LINEAR}.bias", f"{NORM1}.running_mean", f"{NORM1}.running_var")
     },
     "nan loss": ("non-finite", lambda u: replace(u, metrics={**u.metrics, "loss": math.nan})),
-    "loss is no number": ("non-finite", lambda u: replace(u, metrics={**u.metrics, "loss": "0.1"})),
+    "loss is no number": ("bad-metrics", lambda u: replace(u, metrics={**u.metrics, "loss": "0.1"})),
     # C2: wrong shape
     "one number": ("wrong-shape", lambda u: changed(u, f"{LINEAR}.bias", lambda v: v[:1])),
     "turned": ("wrong-shape", lambda u: changed(u, f"{LINEAR}.weight", lambda v: v.t().contiguous())),

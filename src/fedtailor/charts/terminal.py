@@ -6,14 +6,31 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from fedtailor.errors import visible
+
 GLUE = "\u00a0"  # between a number and what it counts, while lines are broken
 LONGEST_NAME = 24  # characters of a method with its settings that are never broken
+
+
+class PlainTable(Table):
+    """A table whose cells and heads are text, never markup."""
+
+    def add_column(self, header: Any = "", *others: Any, **options: Any) -> None:
+        super().add_column(_text(header), *others, **options)
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*map(_text, cells), **options)
+
+
+def _text(cell: Any) -> Any:
+    return Text(visible(cell)) if isinstance(cell, str) else cell
 
 
 @dataclass(frozen=True)
@@ -25,7 +42,7 @@ class Words:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in lines_of(self.text, options.max_width):
-            yield Text(line, style=self.style)
+            yield Text(visible(line), style=self.style)
 
 
 def lines_of(text: str, width: int) -> list[str]:
@@ -66,7 +83,9 @@ class Titled:
 def plain_table(room: int = 2, *, heads: bool = True) -> Table:
     """A table without a frame: a line under the heads, ``room`` spaces between columns."""
     padding = (0, max(0, room - 1), 0, 0)
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding, show_header=heads)
+    return PlainTable(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding, show_header=heads
+    )
 
 
 def table_of_methods(methods: Iterable[str]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedtailor.errors import LockedError
+from fedtailor.errors import LockedError, visible
 from fedtailor.progress import RoundProgress as RoundProgress
 from fedtailor.progress import messages as messages
 from fedtailor.progress import progress_bars as progress_bars
 from fedtailor.report.targets import REACHED, USUAL_TARGET
+from fedtailor.storage.rows import as_text
 
 console = Console(highlight=False)  # results, on standard output
 
@@ -42,17 +42,17 @@ TrackOption = Annotated[
 def fail(text: str) -> None:
     """Show an error as one sentence."""
     messages.print("[bold red]error:[/] ", end="")
-    messages.print(text, markup=False, soft_wrap=True)
+    messages.print(visible(text), markup=False, soft_wrap=True)
 
 
 def notice(text: str) -> None:
     """Say what the user should know and need not act on."""
-    messages.print(f"note: {text}", markup=False, soft_wrap=not messages.is_terminal)
+    messages.print(f"note: {visible(text)}", markup=False, soft_wrap=not messages.is_terminal)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, without colour or wrapping."""
-    typer.echo(json.dumps(value, indent=2))
+    """Print a value as JSON, without colour or wrapping; a number that is none is null."""
+    typer.echo(as_text(value, 2))
 
 
 def load_torch() -> None:

@@ -56,7 +56,7 @@ def resume(
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.likeness import flat
     from fedtailor.run.interface import resume as go_on
-    from fedtailor.storage.run_folder import CONFIG, RunFolder
+    from fedtailor.storage.run_folder import CONFIG
     from fedtailor.trackers import tracking
 
     settings = load_config(folder / CONFIG) if (folder / CONFIG).is_file() else None
@@ -64,8 +64,10 @@ def resume(
     known = flat(tomllib.loads(to_toml(settings))) if settings else {}
     with (
         stoppable(folder, f"fedtailor resume {folder}"),
-        RoundProgress(folder.name, rounds, earlier=RunFolder(folder).earlier_records()) as progress,
+        RoundProgress(folder.name, rounds) as progress,
         tracking(track or [], folder, known, progress) as on_round,
     ):
-        finished = go_on(folder, allow_drift=allow_drift, on_round=on_round, on_notice=notice)
+        finished = go_on(
+            folder, allow_drift=allow_drift, on_round=on_round, on_notice=notice, on_begin=progress.count
+        )
     show(finished, folder, as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,13 +25,14 @@ from fedtailor.cli.output import (
     print_json,
     stoppable,
 )
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, visible
 from fedtailor.storage.files import refuse_existing
 
 if TYPE_CHECKING:
     from fedtailor.run.result import Run
 
 MOST_CLIENTS = 10  # that are named
+MOST_ERRORS = 5  # that clients' code raised and that are told
 
 
 @grouped
@@ -95,7 +96,8 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
     """The end of a run, for a person or a program."""
     from fedtailor.run.summary import choice_in_words, run_summary, tier_table
 
-    summary = {**run_summary(finished), "refused_by": refused_clients(finished)}
+    failed = failed_clients(finished)
+    summary = {**run_summary(finished), "refused_by": refused_clients(finished), "failed": failed}
     if as_json:
         print_json({"folder": str(folder), **summary})
         return
@@ -104,7 +106,9 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
         console.print(choice, markup=False)
     if summary["refused"]:
         counted = ", ".join(f"{count} x {reason}" for reason, count in summary["refused"].items())
-        console.print(f"Refused updates: {counted}{_by_client(summary['refused_by'])}", markup=False)
+        console.print(f"Refused updates: {counted}{visible(_by_client(summary['refused_by']))}", markup=False)
+    for error, clients in list(failed.items())[:MOST_ERRORS]:
+        console.print(f"Failed: {visible(_listed(clients))}, {visible(error)}", markup=False, soft_wrap=True)
     if "too_small" in summary:
         tiers, clients = ", ".join(summary["too_small"]["tiers"]), summary["too_small"]["clients"]
         console.print(f"Left out, because no piece fits: {clients} clients (tier {tiers})", markup=False)
@@ -124,12 +128,25 @@ def refused_clients(finished: Run) -> dict[str, dict[str, int]]:
     found: dict[str, Counter[str]] = {}
     for record in finished.history:
         for client, reasons in record.cohort.refused_by.items():
-            known = (
-                int(client) < finished.data.num_clients
-            )  # an answer may come under a number that nobody has
-            name = finished.data.client_name(int(client)) if known else client
-            found.setdefault(name, Counter()).update(reasons)
+            found.setdefault(_called(finished, client), Counter()).update(reasons)
     return {name: dict(reasons) for name, reasons in found.items()}
+
+
+def failed_clients(finished: Run) -> dict[str, list[str]]:
+    """What clients' code raised, and the names of the clients whose it did, the commonest error first."""
+    found: dict[str, Counter[str]] = {}
+    for record in finished.history:
+        for error, clients in record.failed.items():
+            found.setdefault(error, Counter()).update(_called(finished, client) for client in clients)
+    often = sorted(found.items(), key=lambda item: -item[1].total())
+    return {error: list(clients) for error, clients in often}
+
+
+def _called(finished: Run, client: str) -> str:
+    """The name of a client; an answer may come under a number that nobody has."""
+    data = finished.data
+    known = client.isdecimal() and int(client) < data.num_clients
+    return data.client_name(int(client)) if known else client
 
 
 def _by_client(refused: Mapping[str, Mapping[str, int]]) -> str:
@@ -138,6 +155,11 @@ def _by_client(refused: Mapping[str, Mapping[str, int]]) -> str:
     shown = [f"{name} ({count} x)" for name, count in times.most_common(MOST_CLIENTS)]
     more = f" and {len(times) - MOST_CLIENTS:,} more" if len(times) > MOST_CLIENTS else ""
     return f"; of client{'s' if len(times) > 1 else ''} {', '.join(shown)}{more}" if shown else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_CLIENTS:,} more" if len(names) > MOST_CLIENTS else ""
+    return f"client{'s' if len(names) > 1 else ''} {', '.join(names[:MOST_CLIENTS])}{more}"
 
 
 def _name(config: Path, overrides: list[str]) -> str | None:

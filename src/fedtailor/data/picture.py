@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedtailor.data.federated import FederatedData
 from fedtailor.data.partitions import Array
+from fedtailor.errors import visible
 
 SHADES = " ░▒▓█"  # none, up to 1/4, 1/2, 3/4 and all of the darkest cell
 BAR_WIDTH = 20
@@ -88,7 +89,7 @@ def show(data: FederatedData, most: int = 20) -> Group:
     lines += data.notices
     if len(listed) < data.num_clients:
         lines.append(f"{len(listed)} of them, from the smallest to the largest:")
-    return Group(*map(Text, lines), *_table(data, listed))
+    return Group(*(Text(visible(line)) for line in lines), *_table(data, listed))
 
 
 def _table(data: FederatedData, listed: list[dict[str, Any]]) -> tuple[Table, Text]:
@@ -111,7 +112,7 @@ def _table(data: FederatedData, listed: list[dict[str, Any]]) -> tuple[Table, Te
         entries += [f"{row['own_test_examples']:,}"] if with_tests else []
         entries += [str(sum(count > 0 for count in row["label_counts"])) if counts else ""]
         entries += [shades(counts, darkest), "━" * max(1, round(BAR_WIDTH * row["examples"] / largest))]
-        table.add_row(*map(Text, entries))
+        table.add_row(*(Text(visible(entry)) for entry in entries))
     return table, Text(_legend(darkest, together))
 
 

@@ -83,6 +83,10 @@ class Dataset:
     def __post_init__(self) -> None:
         if len(self.train) == 0:
             raise FedtailorError(f"{self.name} has no training examples")
+        require(
+            self.num_classes <= MOST_CLASSES, "number of classes", self.num_classes,
+            f"at most {MOST_CLASSES:,}; num_classes = 0 says that targets are no classes",
+        )  # fmt: skip
         check_labels(self.train.targets, self.num_classes, f"{self.name} (train)")
         check_labels(self.test.targets, self.num_classes, f"{self.name} (test)")
         self._check_ids("client_train", self.client_train, len(self.train))
@@ -137,6 +141,9 @@ def together(dataset: Dataset, makers: int, seeds: Seeds) -> Dataset:
         client_test=None if tested is None else numbered(tested),
         client_names=np.array(["+".join(called[maker] for maker in group.tolist()) for group in groups]),
     )
+
+
+MOST_CLASSES = 1_000_000  # what is counted by class must fit in memory
 
 
 def own_dataset(

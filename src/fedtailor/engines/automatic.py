@@ -34,6 +34,12 @@ class Automatic:
         self._pool: WorkerPool | None = None
         self._alone = 0.0  # seconds that this process has worked
         self._refused = False
+        self._there = False  # whether workers are at it, and not this process
+
+    @property
+    def starting(self) -> bool:
+        """Whether all that can be done is to wait for workers."""
+        return self._there and self._pool is not None and self._pool.starting
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task."""
@@ -82,6 +88,7 @@ class Automatic:
     def _in_workers(self, left: dict[int, Task]) -> Iterator[Answer | None]:
         """Let workers do what is left, and as much of it as they can."""
         assert self._pool is not None
+        self._there = True
         try:
             for answer in self._pool.run(list(left.values())):
                 if answer is not None:
@@ -89,6 +96,8 @@ class Automatic:
                 yield answer
         except NotPortable as error:
             self._do_without(error)
+        finally:
+            self._there = False
 
     def _pool_is_ready(self) -> bool:
         if self._refused or self._alone < HEAD_START_SECONDS:

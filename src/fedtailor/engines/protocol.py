@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from fedtailor.client.sgd import Diverged
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.answers import fault_of
+from fedtailor.errors import FedtailorError, in_words
 from fedtailor.messages import Measure, Refused, Task, Update
 from fedtailor.method import Method
 
 Answer = Update | Refused
 LaterScores = Callable[[], list[dict[str, float]]]  # waits for them, if need be
+
+FAILED = "failed"  # the reason of a client whose code raised an exception
+LAST_CALLS = 20  # that are told of where it did
+LONGEST_TRACE = 20_000  # characters
 
 
 class Engine(Protocol):
@@ -25,6 +33,16 @@ class Engine(Protocol):
         None says that nothing has arrived for a moment: an engine that waits for others never waits for long, so that
         its caller can keep a deadline. Whoever stops listening before the end closes the iterator.
         """
+        ...
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """An engine that may have to wait until it can work at all."""
+
+    @property
+    def starting(self) -> bool:
+        """Whether nobody can be asked at the moment: such time is no client's."""
         ...
 
 
@@ -48,12 +66,39 @@ class MeasuringAside(Protocol):
         ...
 
 
-def answer_to(task: Task, method: Method, data: Examples, model: ElasticModel) -> Answer:
-    """Do a task where the client's data is, and refuse at the source what nobody else could put down to this client."""
+def answer_to(
+    task: Task, method: Method, data: Examples, model: ElasticModel, *, exhaustible: bool = False
+) -> Answer:
+    """Do a task where the client's data is, and refuse at the source what nobody else could put down to this client.
+
+    Whatever a client's code raises costs this client alone. A process that is ``exhaustible`` may die of a lack of
+    memory, because others can do its work again.
+    """
     try:
         update = method.perform(task, data, model)
     except Diverged as error:
         return Refused(task.client.id, task.round, "diverged", str(error))
+    except Exception as error:  # the user's code, on this client's data: it may raise anything
+        if exhaustible and is_exhaustion(error):
+            raise
+        return Refused(task.client.id, task.round, FAILED, in_words(error), _trace(error))
+    reason, detail = fault_of(task, update)
+    if reason:
+        return Refused(task.client.id, task.round, reason, detail)
     if update.client != task.client.id:
         return Refused(task.client.id, task.round, "wrong-client", f"answers for client {update.client}")
-    return update
+    return replace(update, nonce=task.lease.nonce)
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left."""
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)  # how PyTorch says it
+
+
+def _trace(error: Exception) -> str:
+    """Where an exception came from; what fedtailor refuses says it all in its sentence."""
+    if isinstance(error, FedtailorError):
+        return str(error)
+    text = "".join(traceback.format_exception(error, limit=-LAST_CALLS)).strip()
+    half = LONGEST_TRACE // 2
+    return text if len(text) <= LONGEST_TRACE else f"{text[:half]}\n ...\n{text[-half:]}"

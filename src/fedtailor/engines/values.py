@@ -18,6 +18,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.engines.protocol import Answer
 from fedtailor.messages import Client, Lease, Measure, Refused, Task, Update
 from fedtailor.seeds import Seeds
+from fedtailor.storage.wire import MAX_INTEGER
 
 Value = dict[str, Any]
 Tensors = list[dict[str, Tensor]]
@@ -72,6 +73,7 @@ def task_value(task: Task) -> Value:
         "round": task.round,
         "cut": cut_value(task.patch.cut),
         "lease": [sorted(task.lease.names), cut_value(task.lease.cut), sorted(task.lease.partial)],
+        "limits": [task.lease.most_metrics, task.lease.memory, task.lease.nonce],
         "seeds": str(task.seeds.root),
         "action": task.action,
         "memory": dict(task.memory),
@@ -90,7 +92,7 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
         client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
         round=value["round"],
         patch=Patch(dict(patch), cut_from(value["cut"], levels)),
-        lease=Lease(frozenset(names), cut_from(cut, levels), frozenset(partial)),
+        lease=Lease(frozenset(names), cut_from(cut, levels), frozenset(partial), *value["limits"]),
         seeds=Seeds(int(value["seeds"])),
         action=value["action"],
         memory=value["memory"],
@@ -102,9 +104,10 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
 def answer_value(answer: Answer) -> Value:
     """An update, or why there is none."""
     if isinstance(answer, Refused):
-        return {"refused": [answer.client, answer.round, answer.reason, answer.detail]}
+        return {"refused": [answer.client, answer.round, answer.reason, answer.detail, answer.trace]}
     return {
         "update": [answer.client, answer.round, answer.base_round],
+        "nonce": answer.nonce,
         "weight": _plain(answer.weight),
         "metrics": {name: _plain(metric) for name, metric in answer.metrics.items()},
         "memory": dict(answer.memory),
@@ -119,7 +122,8 @@ def answer_of(value: Mapping[str, Any], levels: Levels | None = None) -> Answer:
         return Refused(*value["refused"])
     client, round, base_round = value["update"]
     patch = Patch(value["values"], cut_from(value["cut"], levels))
-    return Update(client, round, base_round, patch, value["weight"], value["metrics"], value["memory"])
+    weight, metrics, memory = value["weight"], value["metrics"], value["memory"]
+    return Update(client, round, base_round, patch, weight, metrics, memory, value["nonce"])
 
 
 def masked_cut(task: Task) -> Cut:
@@ -141,4 +145,5 @@ def _plain(number: Any) -> Any:
     """Exact numbers as text, and NumPy's as Python's: the wire knows no others."""
     if isinstance(number, Fraction):
         return str(number)
-    return float(number) if isinstance(number, float) else number
+    large = isinstance(number, int) and not -MAX_INTEGER <= number < MAX_INTEGER
+    return float(number) if large or isinstance(number, float) else number

@@ -15,6 +15,7 @@ from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client
 from fedtailor.seeds import Seeds
 
+LONGEST_NAME = 100  # characters of a tier's name
 TooSmall = Literal["refuse", "skip"]
 
 
@@ -53,6 +54,10 @@ class Fleet:
         require(len(names) > 0, "fleet.tiers", names, "at least one tier")
         require(len(set(names)) == len(names), "fleet.tiers", names, "different names")
         for tier in self.tiers:
+            fine = 0 < len(tier.name) <= LONGEST_NAME and tier.name.isprintable()
+            require(
+                fine, "name of a tier", tier.name[:200], f"1 to {LONGEST_NAME} letters that can be printed"
+            )
             require(tier.share > 0, f"share of tier {tier.name}", tier.share, "a number above 0")
 
     def capacity(self, num_examples: NDArray[np.int64], round: int, seeds: Seeds) -> Population:

@@ -10,16 +10,26 @@ from torch import Tensor, nn
 
 from fedtailor.errors import require, unknown
 
+LARGEST = 2**24  # of a size: a layer of more has no place in any memory
 NORMS = ("batch", "group", "none")
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 < int(value) <= LARGEST
+
+
+def _is_small(value: object) -> bool:
+    return not isinstance(value, Integral) or int(value) <= LARGEST
 
 
 def whole(field: str, value: int) -> int:
     """``value`` as an int, if it is a positive whole number."""
-    require(_is_whole(value), field, value, "a positive whole number")
+    require(
+        _is_whole(value),
+        field,
+        value,
+        "a positive whole number" if _is_small(value) else f"at most {LARGEST:,}",
+    )
     return int(value)
 
 
@@ -30,6 +40,8 @@ def wholes(
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
     good = is_list and all(_is_whole(value) for value in values) and (empty or len(values) > 0)
     expected = f"a list of {'' if count is None else f'{count} '}positive whole numbers"
+    if is_list and not all(map(_is_small, values)):
+        expected += f", each at most {LARGEST:,}"
     require(good and count in (None, len(values)), field, values, expected)
     return tuple(int(value) for value in values)
 

@@ -88,7 +88,18 @@ def build_model(
     data: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
     if symbols is not None and "vocabulary" not in options:
         data["vocabulary"] = symbols
-    module = builder(**_arguments(name, builder, data, options))
+    try:
+        module = builder(**_arguments(name, builder, data, options))
+    except (MemoryError, RuntimeError) as error:
+        if (
+            isinstance(error, MemoryError)
+            or "alloc" in str(error).lower()
+            or "overflow" in str(error).lower()
+        ):
+            raise FedtailorError(
+                f"model {name!r} with {options}: its weights do not fit this machine's memory; expected smaller sizes"
+            ) from error
+        raise
     if not isinstance(module, nn.Module):
         raise FedtailorError(
             f"model {name!r} returned an object of type {type(module).__name__}: expected a torch.nn.Module"

@@ -6,6 +6,7 @@ import copy
 import csv
 import errno
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from fedtailor.report.page import columns, page, require_charts
 Format = Literal["html", "md", "csv", "png"]
 FILES = ("html", "md")  # the others are folders
 ENDINGS = {".html": "html", ".htm": "html", ".md": "md", ".csv": "csv", ".png": "png"}
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what begins a formula in a spreadsheet
+HARMLESS = re.compile(r"[-+][-+0-9.,±%*?() eE]*")  # numbers
 
 PNG_WIDTH, PNG_SCALE = 640, 1.5
 SHADES = ["#f1f4f8", "#9ecae1", "#3182bd", "#08306b"]  # as on the page: nothing is quiet
@@ -97,24 +101,31 @@ def write_report(
 
 def markdown(title: str, panels: Sequence[Panel]) -> str:
     """Words and tables; charts are named with what they show."""
-    parts = [f"# {title}"]
+    parts = [f"# {_words(title)}"]
     for panel in panels:
         if panel.facts:
-            parts.append("\n".join(f"- {name}: {value}" for name, value in panel.facts))
+            parts.append("\n".join(f"- {name}: {_words(str(value))}" for name, value in panel.facts))
             continue
-        words = panel.text.split("\n")
-        listed = "\n".join(f"- {line}" for line in words) if len(words) > 1 else panel.text
+        words = _words(panel.text).split("\n")
+        listed = "\n".join(f"- {line}" for line in words) if len(words) > 1 else words[0]
         parts += [f"## {panel.title}", *([listed] if listed else [])]
         for caption, rows in panel.tables:
             names = columns(rows)
-            lines = [f"**{caption}**", "", _line(names), _line(["---"] * len(names))]
+            lines = [f"**{_words(caption)}**", "", _line(names), _line(["---"] * len(names))]
             parts.append("\n".join([*lines, *(_line([row.get(name, "") for name in names]) for row in rows)]))
         parts += [f"- {chart.title} (`{chart.key}.csv`): {chart.text}" for chart in panel.charts]
     return "\n\n".join(parts) + "\n"
 
 
 def _line(cells: Sequence[Any]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return (
+        "| " + " | ".join(_words(str(cell)).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    )
+
+
+def _words(text: str) -> str:
+    """A text in which nothing is HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") if "<" in text else text
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
@@ -127,7 +138,9 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Whole numbers without a point, as JavaScript writes them."""
+    """Whole numbers without a point, as JavaScript writes them; no text that a spreadsheet would compute."""
+    if isinstance(value, str) and value[:1] in FORMULA and not HARMLESS.fullmatch(value):
+        return f"'{value}"
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.charts.panel import ReportedRun
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import CorruptError, FedtailorError
 from fedtailor.report.likeness import called
 from fedtailor.report.tables import join_by_tier
+from fedtailor.storage.rows import table_in
 from fedtailor.storage.run_folder import COMPARISON, CONFIG, ENVIRONMENT, METRICS, SETTINGS, RunFolder
 
 
@@ -43,34 +43,47 @@ def _named(folder: Path, root: Path) -> dict[str, Any]:
         file = above / COMPARISON
         if not file.is_file():
             continue
-        for run in json.loads(file.read_text(encoding="utf-8"))["runs"]:
+        for run in _planned(file):
             if above / run["folder"] == folder:
                 return {**run, "plan": str(above)}
     return {}
 
 
+def _planned(file: Path) -> list[dict[str, Any]]:
+    """The runs that a comparison names."""
+    runs = table_in(file).get("runs")
+    fine = isinstance(runs, list) and all(
+        isinstance(run, dict)
+        and isinstance(run.get("folder"), str)
+        and isinstance(run.get("cell", {}), dict)
+        and all(isinstance(run.get(key) or "", str) for key in ("variant", "label", "tier"))
+        for run in runs
+    )
+    if not fine:
+        raise CorruptError(f"{file} is damaged: expected a list of runs with their folders")
+    return list(runs or ())
+
+
 def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
     run = RunFolder(folder)
     setup = run.setup()
-    config = _read(folder / CONFIG, tomllib.loads) or setup.get(SETTINGS, {})
+    config = table_in(folder / CONFIG, tomllib.loads) or setup.get(SETTINGS, {})
+    method = config.get("method", {})
     return ReportedRun(
         variant=named.get("variant", named.get("label", "")),  # plans of earlier versions: label
         setting=", ".join(f"{key}={value}" for key, value in named.get("cell", {}).items()),
         seed=config.get("seed", 0),
-        method=config.get("method", {}).get("name", "own method"),  # earlier versions did not say
+        # earlier versions did not say
+        method=str(method.get("name", "own method")) if isinstance(method, dict) else "own method",
         state=run.state,
         folder=str(folder),
         records=run.records(),
         setup=setup,
         config=config,
-        environment=_read(folder / ENVIRONMENT, json.loads),
+        environment=table_in(folder / ENVIRONMENT),
         confusion=run.confusion(),
         tables={name: table.tolist() for name, table in run.load_diagnostics().items()},
     )
-
-
-def _read(file: Path, parse: Any) -> dict[str, Any]:
-    return dict(parse(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _joined(found: Sequence[tuple[ReportedRun, Mapping[str, Any]]]) -> list[ReportedRun]:

@@ -6,20 +6,24 @@ The run knows nothing of it: a finished or crashed run is shown in the same way.
 from __future__ import annotations
 
 import hashlib
-import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from fedtailor.charts.panel import Panel, ReportedRun
 from fedtailor.errors import FedtailorError
 from fedtailor.report.folders import read_runs
 from fedtailor.report.page import chart_data, page, require_charts
 from fedtailor.report.panels.all_panels import all_panels
+from fedtailor.storage.rows import as_text
 
 LOOPBACK = "127.0.0.1"
+MOST_CONNECTIONS = 32  # at once: a browser opens six
+IDLE_SECONDS = 30  # after which one that says nothing is closed
 WAITING = "waiting for the first round"
 
 
@@ -42,6 +46,7 @@ def _state(run: ReportedRun) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
+    timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
         """Two addresses: the page, and its data."""
@@ -61,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_data(self) -> None:
         state, panels = look(self.server.path)
-        body = json.dumps({"state": state, "charts": chart_data(panels)}).encode()
+        body = as_text({"state": state, "charts": chart_data(panels)}).encode()
         tag = f'"{hashlib.blake2b(body, digest_size=8).hexdigest()}"'
         if self.headers.get("If-None-Match") == tag:
             self._send(304, "application/json", b"", tag)
@@ -88,10 +93,30 @@ class Server(ThreadingHTTPServer):
     def __init__(self, path: Path, port: int) -> None:
         require_charts()
         self.path = path
+        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
             raise FedtailorError(f"--port {port}: {error.strerror or error}; 0 takes any free one") from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; who comes when all are taken is turned away."""
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, which gives its place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up or falls silent is no error."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

@@ -158,7 +158,9 @@
 
   function csv(chart) {
     const quoted = (value) => {
-      const text = value === null || value === undefined ? "" : String(value);
+      let text = value === null || value === undefined ? "" : String(value);
+      // no text that a spreadsheet would compute; export.py does the same
+      if (typeof value === "string" && /^[=+\-@\t\r]/.test(text) && !/^[-+][-+0-9.,±%*?() eE]*$/.test(text)) text = `'${text}`;
       return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     };
     const lines = rowsOf(chart).map((row) => chart.columns.map((name) => quoted(row[name])).join(","));

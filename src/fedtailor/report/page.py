@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -14,6 +13,7 @@ from fedtailor import __version__
 from fedtailor.charts.panel import Chart, Panel
 from fedtailor.charts.terminal import glued
 from fedtailor.errors import FedtailorError
+from fedtailor.storage.rows import as_text
 
 
 def require_charts() -> Any:
@@ -69,7 +69,7 @@ def _packed(chart: Chart) -> dict[str, Any]:
 
 def _embedded(value: Any) -> str:
     """JSON inside a script element: nothing in it can end the element."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return as_text(value, tight=True).replace("<", "\\u003c")
 
 
 @cache

@@ -86,9 +86,12 @@ def guessing(setup: Mapping[str, Any]) -> float | None:
 
     >>> guessing({"data": {"rows": [{"label_counts": [3, 1]}, {"label_counts": [3, 1]}]}})
     0.75
+    >>> guessing({"data": {"label_counts": [6, 2]}})
+    0.75
     """
-    rows = [row.get("label_counts") or () for row in setup.get("data", {}).get("rows", ())]
-    counts = [sum(each) for each in zip(*rows, strict=False)]
+    data = setup.get("data", {})
+    rows = [row.get("label_counts") or () for row in data.get("rows", ())]
+    counts = data.get("label_counts") or [sum(each) for each in zip(*rows, strict=False)]
     return max(counts) / sum(counts) if sum(counts) else None
 
 

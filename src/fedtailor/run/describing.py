@@ -6,17 +6,19 @@ import dataclasses
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedtailor.config import RunConfig, to_toml
 from fedtailor.data import picture
+from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import absolute_limits
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.server.setup import Setup
 from fedtailor.storage.fingerprint import Fingerprint, describe_environment, fingerprint
-from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, SETTINGS, SETUP
+from fedtailor.storage.rows import as_text
+from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, SETTINGS, SETUP, ReportSettings
 
 MOST_CLIENTS = 200  # whose data and tier are described one by one
 
@@ -28,17 +30,19 @@ class Origin:
     threads: int = 1
     config: RunConfig | None = None
     call: Mapping[str, Any] | None = None
+    report: ReportSettings = field(default_factory=ReportSettings)
 
 
 def texts_of(setup: Setup, origin: Origin) -> dict[str, str]:
     """The files of a new run folder."""
     environment = describe_environment(origin.threads, str(setup.device))
+    report = origin.report if origin.config is None else origin.config.report
+    described = describe(setup, report.client_details)
     return {
         **({CONFIG: to_toml(origin.config)} if origin.config is not None else {}),
-        **({CALL: json.dumps(origin.call, indent=2) + "\n"} if origin.call is not None else {}),
-        ENVIRONMENT: json.dumps(environment, indent=2) + "\n",
-        SETUP: json.dumps({**describe(setup), **({} if origin.config else {SETTINGS: settings_of(setup)})})
-        + "\n",
+        **({CALL: as_text(origin.call, 2) + "\n"} if origin.call is not None else {}),
+        ENVIRONMENT: as_text(environment, 2) + "\n",
+        SETUP: as_text({**described, **({} if origin.config else {SETTINGS: settings_of(setup)})}) + "\n",
     }
 
 
@@ -46,7 +50,7 @@ def fingerprint_of(setup: Setup, origin: Origin) -> Fingerprint:
     """All that must be the same when the run goes on; a run without a config is told by its objects."""
     if origin.config is not None:
         table = tomllib.loads(to_toml(origin.config))
-        settings = {key: value for key, value in table.items() if key not in ("name", "checkpoint")}
+        settings = {key: value for key, value in table.items() if key not in ("name", "checkpoint", "report")}
     else:
         settings = {
             "rounds": dataclasses.asdict(setup.settings),
@@ -59,18 +63,26 @@ def fingerprint_of(setup: Setup, origin: Origin) -> Fingerprint:
     return {name: value for name, value in mark.items() if not name.endswith("engine.workers")}
 
 
-def describe(setup: Setup) -> dict[str, Any]:
-    """Tiers and their members, the data of each client, the axes of every weight."""
+def describe(setup: Setup, client_details: bool = False) -> dict[str, Any]:
+    """Tiers and their members, the data, of each client if so asked, the axes of every weight."""
     model, data, fleet = setup.model, setup.data, setup.fleet
     members = [] if fleet.dynamic else setup.clients(0)[:MOST_CLIENTS]
     return {
         "tiers": _tiers(setup),
         "members": {str(client.id): client.tier for client in members},
         **({"too_small": left_out(setup)} if fleet.whole else {}),
-        "data": {**picture.overview(data), "rows": picture.rows(data, MOST_CLIENTS)},
+        "data": {**picture.overview(data), **_counted(data, client_details)},
         "groups": dict(model.groups.counts),
         "layers": _layers(setup),
     }
+
+
+def _counted(data: FederatedData, client_details: bool) -> dict[str, Any]:
+    """Who holds which classes, client by client; or how many examples of each class all hold together."""
+    rows = picture.rows(data, MOST_CLIENTS)
+    if client_details:
+        return {"rows": rows}
+    return {"label_counts": [sum(each) for each in zip(*(row["label_counts"] for row in rows), strict=True)]}
 
 
 def left_out(setup: Setup) -> dict[str, Any]:

@@ -36,14 +36,14 @@ from fedtailor.run.result import Run
 from fedtailor.run.setup import prepare_config, torch_threads
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
-from fedtailor.server.setup import Setup
+from fedtailor.server.setup import NormSettings, Setup
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.files import refuse_existing
 from fedtailor.storage.interrupt import Interrupted
 from fedtailor.storage.journal import CheckpointSettings, Journal, Unsaved
-from fedtailor.storage.run_folder import CONFIG
+from fedtailor.storage.run_folder import CONFIG, ReportSettings
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -69,6 +69,8 @@ def train(
     stopping: Stopping | Mapping[str, Any] | None = None,
     checkpoint: CheckpointSettings | Mapping[str, Any] | None = None,
     engine: EngineSettings | Mapping[str, Any] | None = None,
+    norm: NormSettings | Mapping[str, Any] | None = None,
+    report: ReportSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
     progress: bool | None = None,
@@ -83,7 +85,8 @@ def train(
     classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises and reports.
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
-    ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail.
+    ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
+    ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients.
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
@@ -93,14 +96,16 @@ def train(
         refuse_existing(path)
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
-        stopping=stopping, engine=engine, checkpoint=checkpoint,
+        stopping=stopping, engine=engine, norm=norm, report=report,
+        checkpoint=checkpoint,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
     learnt = Learnt(task, loss, metrics, validation)
     with showing(chosen.name, settings.rounds, progress) as show:
         setup = make_setup(module, data, devices, chosen, settings, clients_per_round, learnt, device)
         share = learnt.share(data, settings.stopping, chosen)
-        origin = Origin(settings.threads, call=called(setup, module, data, learnt.words(share)))
+        words = called(setup, module, data, learnt.words(share))
+        origin = Origin(settings.threads, call=words, report=settings.report)
         if path is None:
             return start(setup, origin, both(show, on_round))
         again = resume and path.exists()
@@ -152,11 +157,13 @@ def resume(
     allow_drift: bool = False,
     on_round: OnRound | None = None,
     on_notice: OnNotice = warnings.warn,
+    on_begin: Callable[[Sequence[RoundRecord]], None] | None = None,
 ) -> Run:
     """Go on with a run that was interrupted, after its last saved round; the result is the same, bit for bit.
 
     A run whose config, model, data, versions or threads have changed is refused, unless ``allow_drift``.
-    A run that has come to its end is returned as it is.
+    A run that has come to its end is returned as it is. ``on_begin`` is told the rounds that were done before, once
+    they have been found to be whole.
     """
     with Journal.open(Path(path)) as journal:
         file = journal.folder.path / CONFIG
@@ -170,6 +177,8 @@ def resume(
             fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device,
             allow_drift=allow_drift, on_notice=on_notice,
         )  # fmt: skip
+        if on_begin is not None:
+            on_begin(journal.history)
         return start(setup, origin, on_round, journal, on_notice)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.fingerprint import Fingerprint
 from fedtailor.storage.journal import read_end
+from fedtailor.storage.rows import table_in
 from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT
 
 
@@ -61,8 +61,8 @@ def load(folder: Path, hand: AtHand) -> Loaded:
         config = config if hand.device == "auto" else replace(config, device=hand.device)
         setup, origin, there = prepare_config(config), Origin(config.threads, config), True
     elif (folder / CALL).is_file():
-        words = json.loads((folder / CALL).read_text(encoding="utf-8"))
-        threads = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["threads"]
+        words = table_in(folder / CALL)
+        threads = table_in(folder / ENVIRONMENT).get("threads", 1)
         origin = Origin(threads, call=words)
         setup, there = _from_call(folder, words, hand)
     else:

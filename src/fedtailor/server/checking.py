@@ -5,7 +5,6 @@ What is wrong is a short code, which the metrics count; ``docs/faults.md`` lists
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -13,10 +12,13 @@ from torch import Tensor
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import is_tagged, plain
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.answers import FINE, fault_of
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Refused, Task, Update
+from fedtailor.record import LOSS
 from fedtailor.server.outliers import refuse_outliers
 
+NOBODY = -1  # the client of an answer that names none
 LARGEST_COUNT = 2**53  # up to here float64, in which updates are summed, knows every whole number
 
 
@@ -30,17 +32,22 @@ def check_answers(
     asked = {task.client.id: task for task in tasks}
     accepted: dict[int, Update] = {}
     refused: list[Refused] = []
+    round = next((task.round for task in asked.values()), -1)
     for answer in answers:
         if answer is None:
             continue
         if isinstance(answer, Refused):
             refused.append(answer)
+        elif type(answer.client) is not int:
+            refused.append(Refused(NOBODY, round, "malformed", "an answer of nobody"))
         elif answer.client not in asked:
+            refused.append(Refused(answer.client, round, "wrong-client", "no task of this client is open"))
+        elif answer.nonce != asked[answer.client].lease.nonce:
             refused.append(
-                Refused(answer.client, answer.round, "wrong-client", "no task of this client is open")
+                Refused(NOBODY, round, "wrong-client", f"not from client {answer.client}, who was asked")
             )
         elif answer.client in accepted:
-            refused.append(Refused(answer.client, answer.round, "duplicate", "has answered already"))
+            refused.append(Refused(answer.client, round, "duplicate", "has answered already"))
         elif (refusal := check_update(asked[answer.client], answer, model)) is not None:
             refused.append(refusal)
         else:
@@ -56,6 +63,8 @@ def check_update(task: Task, update: Update, model: ElasticModel) -> Refused | N
 
 
 def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
+    if (fault := fault_of(task, update)) != FINE:
+        return fault
     if update.client != task.client.id:
         return "wrong-client", f"answers for client {update.client}"
     if (update.round, update.base_round) != (task.round, task.round):
@@ -67,9 +76,10 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
         return "wrong-names", f"missing or unasked: {', '.join(odd[:3])}"
     if not _allowed(task, update.patch.cut, model):
         return "out-of-lease", "coordinates that were not leased"
-    for name, metric in update.metrics.items():
-        if not _is_number(metric) or not math.isfinite(metric):
-            return "non-finite", f"metric {name}"
+    if task.action in ("evaluate", "validate"):
+        missing = sorted({LOSS, *model.objective.metrics} - update.metrics.keys())
+        if missing:
+            return "bad-metrics", f"missing: {', '.join(missing)}"
     for name, value in update.patch.values.items():
         reason, detail = _fault_in_value(name, value, _shape(name, task, update, model), model)
         if reason:

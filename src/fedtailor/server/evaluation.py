@@ -5,6 +5,7 @@ Where clients keep their norm statistics to themselves (policy ``local``) they e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -26,8 +27,10 @@ from fedtailor.merging import by_samples, holder_mean
 from fedtailor.messages import Client, Lease, Measure, Refused, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.record import Spent
+from fedtailor.server import faults
 from fedtailor.server.faults import Timely
 from fedtailor.server.inquiry import Inquiry
+from fedtailor.server.sampling import sample_able, sample_of_tiers
 from fedtailor.server.setup import Setup
 from fedtailor.steps import step
 from fedtailor.storage.checkpoint import Checkpoint
@@ -64,6 +67,7 @@ class Evaluation:
     refused: Sequence[Refused] = ()
     spent: Spent = field(default_factory=Spent)
     validation: dict[str, dict[str, float]] | None = None  # on the examples that choose, where there are such
+    sampled: int = 0  # how many clients were asked, where these were not all
 
     @property
     def deciding(self) -> dict[str, dict[str, float]]:
@@ -88,7 +92,7 @@ def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Ti
         deployed = deployed_to(setup, state, tiers)
         scores = [_measured(setup, deployed, engine.engine, action) for action in actions]
     validation = scores[1].tiers if len(scores) > 1 else None
-    return Evaluation(state, scores[0], inquiry.refused, inquiry.spent, validation)
+    return Evaluation(state, scores[0], inquiry.refused, inquiry.spent, validation, inquiry.sampled)
 
 
 def evaluate_aside(setup: Setup, at: Checkpoint, engine: Timely) -> LaterEvaluation | None:
@@ -122,8 +126,9 @@ def calibrate(
 ) -> ServerState:
     """A round of statistics queries (HeteroFL's sBN): each width's norms on the data of clients that can run it.
 
-    Merged by the number of batches, the result is the plain average of all batch statistics. A width that no client
-    can train in this round (levels are redrawn, or it lies at the end of a range) is measured on everyone's data.
+    Merged by the number of batches, the result is the plain average of all batch statistics. Of many clients some are
+    asked (``norm.calibration_clients``). A width that no client can train in this round (levels are redrawn, or it lies
+    at the end of a range) is measured on the data of any.
     """
     method, model = inquiry.setup.method, inquiry.setup.model
     if not asks_for_statistics(method, model):
@@ -134,24 +139,45 @@ def calibrate(
     for cut in {cut.tag: cut for cut in cuts}.values():  # widths may share a cut, but not a name
         for name in norm.tagged_statistics(model, cut):
             weights.pop(name, None)  # statistics of older weights are of no use
-        everyone = [client for client in clients if client.num_examples > 1]
-        able = [client for client in everyone if _can_run(inquiry.setup, state, client, cut)]
-        answers = _statistics(inquiry, state, cut, able) or _statistics(inquiry, state, cut, everyone)
+        answers = _statistics_of_some(inquiry, state, cut, clients)
         weights = holder_mean(weights, answers, model, by_samples)
     return replace(state, weights=weights)
 
 
-def _can_run(setup: Setup, state: ServerState, client: Client, cut: Cut) -> bool:
-    """Whether a client's budget pays for a cut; single weights are left out in the method's own cuts only."""
+def _statistics_of_some(
+    inquiry: Inquiry, state: ServerState, cut: Cut, clients: Sequence[Client]
+) -> list[Update]:
+    """The statistics of one width on the data of some clients that can run it, or else of some of all."""
+    setup = inquiry.setup
+    count = setup.settings.norm.calibration_clients
+
+    def can(budget: Budget) -> bool:
+        return _can_run(setup, state, budget, cut)
+
+    asked: list[Client] = []
+    for able in (can, lambda _budget: True):
+        asked = sample_able(clients, count, state.round, setup.seeds, able)
+        inquiry.sampled = max(inquiry.sampled, len(asked) if 0 < count < len(clients) else 0)
+        if answers := _statistics(inquiry, state, cut, asked):
+            return answers
+    what = f"measuring norms after round {state.round}: no client got through"
+    broken = faults.nobody_got_through(what, inquiry.refused, setup.data.client_name)
+    if broken is not None:
+        raise broken
+    return []
+
+
+def _can_run(setup: Setup, state: ServerState, budget: Budget, cut: Cut) -> bool:
+    """Whether a budget pays for a cut; single weights are left out in the method's own cuts only."""
     method, model = setup.method, setup.model
-    if client.budget.density is not None or cut.sparse is not None:
-        return method.cut_for(state, client.budget, model).holds(cut)
+    if budget.density is not None or cut.sparse is not None:
+        return method.cut_for(state, budget, model).holds(cut)
     if cut.absent:  # no prefix holds it: what it costs decides
-        width = client.budget.width
+        width = budget.width
         wide = width is None or cut.share(model.groups) <= as_width(width)
-        return wide and meets(model.costs, cut, client.budget, method.workload)
+        return wide and meets(model.costs, cut, budget, method.workload)
     try:
-        return fit(model.costs, client.budget, method.align, workload=method.workload).holds(cut)
+        return fit(model.costs, budget, method.align, workload=method.workload).holds(cut)
     except TooSmallError:  # a method that looks at no budget gives it a piece all the same
         return False
 
@@ -221,6 +247,9 @@ def evaluate_clients(
     Of a tier without clients that answer, a device without data is evaluated.
     """
     setup = inquiry.setup
+    everyone, count = len(clients), setup.settings.norm.evaluation_clients
+    clients = sample_of_tiers(clients, count, at.state.round, setup.seeds)
+    inquiry.sampled = len(clients) if len(clients) < everyone else 0
     memories = {client.id: at.memory_of(client.id)[1] for client in clients}
     if setup.model.statistics:
         calibrated = _asked("calibrate", inquiry, at.state, clients, memories)
@@ -239,8 +268,15 @@ def _by_tier(
     }
     empty = [tier for tier in tiers if not found[tier.name]]
     deployed = evaluate_tiers(setup, at.state, empty, action=action).tiers
+    # Metrics of a method's own count where most clients report them: one that leaves them out takes them from nobody.
+    said = Counter(key for scores in found.values() for each in scores for key in each)
+    kept = [key for key, times in said.items() if 2 * times > len(answers)]
     return {
-        name: {key: fmean(each[key] for each in scores) for key in scores[0]} if scores else deployed[name]
+        name: {
+            key: fmean(values) for key in kept if (values := [each[key] for each in scores if key in each])
+        }
+        if scores
+        else deployed[name]
         for name, scores in found.items()
     }
 

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedtailor.engines.protocol import Answer, Engine
+from fedtailor.engines.protocol import FAILED, Answer, Engine, Starting
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.errors import QuorumError
+from fedtailor.errors import ClientsFailedError, QuorumError
 from fedtailor.messages import Client, Refused, Task, Update
 
 # No fault of the client, or one that it has owned up to: nothing that would be worse the next time.
-FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged"})
+FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged", FAILED})
 
 MOST_NAMED = 10  # clients in a sentence
 LONGEST_PAUSE = 300.0  # seconds between two tries of a round
@@ -38,17 +38,26 @@ class Timely:
     clock: Clock = time.monotonic  # not the time of day, which jumps
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
-        """At least one result per task, at the latest when an answer or a sign of waiting comes after the deadline."""
+        """At least one result per task, at the latest when an answer or a sign of waiting comes after the deadline.
+
+        While the engine cannot work yet, because its workers are being started, no time passes.
+        """
         missing = {task.client.id: task for task in tasks}
-        end = self.clock() + self.seconds
+        seen = self.clock()
+        end = seen + self.seconds
         answers, reason = self.engine.run(tasks), "no-answer"
         try:
             for answer in answers:
-                if self.clock() > end:  # what has just come is late too
+                now = self.clock()
+                if isinstance(self.engine, Starting) and self.engine.starting:
+                    end += now - seen
+                seen = now
+                if now > end:  # what has just come is late too
                     reason = "late"
                     break
                 if answer is not None:
-                    missing.pop(answer.client, None)
+                    if type(answer.client) is int and _is_from(answer, missing.get(answer.client)):
+                        missing.pop(answer.client, None)
                     yield answer
         finally:
             close = getattr(answers, "close", None)  # only generators have one
@@ -56,6 +65,11 @@ class Timely:
                 close()
         for client, task in missing.items():
             yield Refused(client, task.round, reason)
+
+
+def _is_from(answer: Answer, task: Task | None) -> bool:
+    """Whether an answer is that of the client that was asked: only then is this client not missed any more."""
+    return isinstance(answer, Refused) or (task is not None and answer.nonce == task.lease.nonce)
 
 
 @dataclass(frozen=True)
@@ -99,13 +113,40 @@ def counted_by_client(refused: Sequence[Refused]) -> dict[str, dict[str, int]]:
     return {str(client): counted(of_client[client]) for client in sorted(of_client)}
 
 
+def failures(refused: Sequence[Refused]) -> dict[str, tuple[str, ...]]:
+    """What clients' code raised: each error in one line, and whom it befell."""
+    of_error: dict[str, list[int]] = {}
+    for each in refused:
+        if each.reason == FAILED:
+            of_error.setdefault(each.detail, []).append(each.client)
+    return {error: tuple(map(str, sorted(set(clients)))) for error, clients in sorted(of_error.items())}
+
+
+def nobody_got_through(
+    what: str, refused: Sequence[Refused], name_of: Callable[[int], str] = str
+) -> ClientsFailedError | None:
+    """The error for work that no client could do: with the first exception that was raised, if any was."""
+    first = next((each for each in refused if each.reason == FAILED), None)
+    if first is None:
+        return None
+    where = first.trace or first.detail
+    return ClientsFailedError(f"{what}; the first, client {name_of(first.client)}, {_raised(where)}")
+
+
+def _raised(where: str) -> str:
+    """A traceback has lines of its own."""
+    return f"raised\n{where}" if "\n" in where else f"refused: {where}"
+
+
 def cohort_size(clients_per_round: int, rules: EngineSettings) -> int:
     """How many clients are asked."""
     return math.ceil(round(clients_per_round * rules.over_selection, 6))  # 1.1 * 10 is a little above 11
 
 
 def enough(tried: Try, clients_per_round: int, rules: EngineSettings) -> bool:
-    """Whether a round may be merged."""
+    """Whether a round may be merged; one in which clients raised exceptions and nobody got through never may."""
+    if not tried.updates and any(each.reason == FAILED for each in tried.refused):
+        return False
     return len(tried.updates) >= needed(tried, clients_per_round, rules)
 
 
@@ -125,9 +166,14 @@ def give_up(
     clients_per_round: int,
     rules: EngineSettings,
     name_of: Callable[[int], str] = str,
-) -> QuorumError:
+) -> QuorumError | ClientsFailedError:
     """The error for a round that never had its quorum; ``name_of`` a client is how users call it."""
     last = tries[-1]
+    if not any(each.updates for each in tries):
+        what = f"round {round + 1}: no client got through, in {len(tries)} tries"
+        broken = nobody_got_through(what, [each for tried in tries for each in tried.refused], name_of)
+        if broken is not None:
+            return broken
     counted = Counter(each.reason for each in last.refused).most_common()
     reasons = ", ".join(f"{count} x {reason}" for reason, count in counted) or "nobody was asked"
     asked = {task.client.id for task in last.tasks}

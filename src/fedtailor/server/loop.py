@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from fedtailor.elasticity.costing.fitting import check_honoured
 from fedtailor.engines.protocol import Engine
 from fedtailor.errors import FedtailorError
-from fedtailor.messages import Client, Task
+from fedtailor.messages import Client, Task, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
@@ -121,7 +121,7 @@ def hold_round(
         if willing and not cohort:
             raise faults.nobody_left(state.round, rules)
         tasks = [method.assign(state, client, model, seeds) for client in cohort]
-        tasks = [_with_memory(task, at) for task in tasks]
+        tasks = [marked(_with_memory(task, at)) for task in tasks]
         updates, refused = check_answers(tasks, engine.run(tasks), model)
         strikes = faults.with_strikes(strikes, cohort, refused)
         tries.append(Try(tasks, updates, refused))

@@ -11,7 +11,7 @@ from typing import Any
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.encoding import cut_value
 from fedtailor.elasticity.cutting.names import is_tagged, tag_of
-from fedtailor.messages import Update
+from fedtailor.messages import Refused, Update
 from fedtailor.record import LOSS, Best, Cohort, Covered, RoundRecord, Spent
 from fedtailor.server import faults
 from fedtailor.server.bytes_and_macs import training_spent
@@ -19,6 +19,7 @@ from fedtailor.server.evaluation import Evaluation
 from fedtailor.server.faults import Try
 from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint
+from fedtailor.storage.rows import as_text
 
 ACCOUNTED = (LOSS, "examples")  # metrics of a client that go into sums; others are written for each
 
@@ -37,9 +38,10 @@ def round_record(
         by_tier=by_tier,
         train_loss=_train_loss(merged),
         reported=_reported(merged),
-        method=json.loads(json.dumps(said)),  # as it will be read back: a tuple becomes a list
+        method=json.loads(as_text(said)),  # as it will be read back: a tuple becomes a list
         coverage=covered(merged),
         seconds=round(seconds, 4),
+        failed=faults.failures(_refusals(tries, evaluation)),
     )
     return record if evaluation is None else evaluated(record, evaluation, after.best)
 
@@ -70,9 +72,13 @@ def covered(updates: Sequence[Update]) -> tuple[Covered, ...]:
     )
 
 
-def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None) -> Cohort:
+def _refusals(tries: Sequence[Try], evaluation: Evaluation | None) -> list[Refused]:
     refused = [each for tried in tries for each in tried.refused]
-    refused += evaluation.refused if evaluation else ()
+    return refused + list(evaluation.refused if evaluation else ())
+
+
+def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: Evaluation | None) -> Cohort:
+    refused = _refusals(tries, evaluation)
     return Cohort(
         asked=sum(len(tried.tasks) for tried in tries),
         merged=len(tries[-1].updates),
@@ -80,13 +86,16 @@ def _cohort(setup: Setup, after: Checkpoint, tries: Sequence[Try], evaluation: E
         refused_by=faults.counted_by_client(refused),
         abandoned=len(tries) - 1,
         resting=len(faults.resting(after.strikes, setup.settings.engine)),
+        measured_on=evaluation.sampled if evaluation else 0,
         too_small=setup.clients(after.state.round - 1).left_out if setup.fleet.whole else 0,
     )
 
 
 def _train_loss(merged: Sequence[Update]) -> float | None:
-    weight = sum(update.weight for update in merged)
-    loss = sum(update.metrics.get(LOSS, 0.0) * update.weight for update in merged)
+    """The mean over those who told theirs; a loss that is missing is missing, and not 0."""
+    told = [update for update in merged if LOSS in update.metrics]
+    weight = sum(update.weight for update in told)
+    loss = sum(update.metrics[LOSS] * update.weight for update in told)
     return loss / weight if weight else None
 
 

@@ -34,8 +34,12 @@ class Work:
         fleet: Fleet,
         state: ServerState,
         clients_per_round: int,
+        asked: int = 0,
     ) -> Work:
-        """An estimate: clients with as many examples as they have on average, spread over the tiers by their number."""
+        """An estimate: clients with as many examples as they have on average, spread over the tiers by their number.
+
+        ``asked``: how many clients measure for a width or a tier, at most; 0: all.
+        """
         clients, examples = data.num_clients, int(data.sizes.sum())
         cuts = [method.cut_for(state, tier.budget, model) for tier in fleet.tiers]
         costs = [model.cost(cut).macs for cut in cuts]
@@ -49,7 +53,8 @@ class Work:
                 for own, common in data.measured.values()
             )
             calibrated = examples if model.statistics else 0
-            return cls(training, (calibrated + scored) * mean)
+            part = min(1.0, asked * len(costs) / clients) if asked else 1.0
+            return cls(training, part * (calibrated + scored) * mean)
         scored = sum(len(common) for _, common in data.measured.values())
         evaluating = float(scored * sum(set(costs)))  # tiers with the same piece are evaluated once
         if method.policy.measured_after and model.statistics:
@@ -57,7 +62,8 @@ class Work:
                 cost: sum(s for s, other in zip(shares, costs, strict=True) if other >= cost)
                 for cost in costs
             }
-            evaluating += sum(examples * share * cost for cost, share in able.items())
+            most = asked / clients if asked else 1.0
+            evaluating += sum(examples * min(most, share) * cost for cost, share in able.items())
         return cls(training, evaluating)
 
     def share(self, rounds: int, every: int) -> float:

@@ -21,6 +21,20 @@ from fedtailor.storage.checkpoint import Checkpoint, settle
 
 
 @dataclass(frozen=True)
+class NormSettings:
+    """How many clients are asked to measure, where norm statistics are measured on clients' data."""
+
+    calibration_clients: int = 100
+    """Clients that measure the norm statistics of a width after training; 0: all that can run it."""
+    evaluation_clients: int = 100
+    """Clients of each tier that evaluate their own networks, where they keep statistics to themselves; 0: all."""
+
+    def __post_init__(self) -> None:
+        for name in ("calibration_clients", "evaluation_clients"):
+            require(getattr(self, name) >= 0, f"norm.{name}", getattr(self, name), "at least 0")
+
+
+@dataclass(frozen=True)
 class RoundSettings:
     """How long a run is and how many clients take part."""
 
@@ -29,6 +43,7 @@ class RoundSettings:
     evaluate_every: int | Literal["auto"] = "auto"  # rounds; the last round is always evaluated
     stopping: Stopping = field(default_factory=Stopping)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    norm: NormSettings = field(default_factory=NormSettings)
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
@@ -80,7 +95,9 @@ class Setup:
     def work(self) -> Work:
         """What a round of training and an evaluation are estimated to cost."""
         state, count = self.start.state, self.settings.clients_per_round
-        return Work.of(self.method, self.model, self.data, self.fleet, state, count)
+        norm = self.settings.norm
+        asked = norm.evaluation_clients if self.method.policy.kept_by_clients else norm.calibration_clients
+        return Work.of(self.method, self.model, self.data, self.fleet, state, count, asked)
 
     def clients(self, round: int) -> Population:
         """All clients with the tiers and budgets that they have in this round."""

@@ -26,6 +26,10 @@ PART = ".part"  # ends the name of everything that is not complete yet
 LOCK = "run.lock"
 CLIENTS = "clients.json"  # in the folder of a run on Flower, and in no other
 
+PRIVATE = 0o600  # files of a run are their owner's alone: they may tell of clients' data
+_NO_LINK = getattr(
+    os, "O_NOFOLLOW", 0
+)  # a link in a run folder leads elsewhere: nothing is written through it
 _UNLOCKABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # a file system without locks
 
 
@@ -51,7 +55,7 @@ def replace_file(
 
 def write_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] = bytes) -> None:
     """Write a file and sync it; a sync that fails is never tried again, because its data may be gone."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _NO_LINK, PRIVATE)
     try:
         length = 0
         for chunk in chunks:
@@ -69,7 +73,7 @@ def write_file(path: Path, chunks: Sequence[Buffer], seal: Callable[[], bytes] =
 def append_file(path: Path, data: bytes) -> None:
     """Add to the end of a file; ``sync_file`` makes it durable."""
     with disk_errors(path, len(data)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, PRIVATE)
         try:
             _write(descriptor, data)
         finally:
@@ -79,7 +83,7 @@ def append_file(path: Path, data: bytes) -> None:
 def sync_file(path: Path) -> None:
     """Make all that was written to a file durable."""
     with disk_errors(path, 0):
-        descriptor = os.open(path, os.O_WRONLY)
+        descriptor = os.open(path, os.O_WRONLY | _NO_LINK)
         try:
             _sync(descriptor)
         finally:
@@ -89,7 +93,7 @@ def sync_file(path: Path) -> None:
 def truncate_file(path: Path, length: int) -> None:
     """Cut a file after ``length`` bytes."""
     with disk_errors(path, 0):
-        descriptor = os.open(path, os.O_WRONLY)
+        descriptor = os.open(path, os.O_WRONLY | _NO_LINK)
         try:
             os.ftruncate(descriptor, length)
             _sync(descriptor)
@@ -154,7 +158,7 @@ class Lock:
         self.path = folder / LOCK
         try:
             # Without O_CREAT and O_TRUNC: a second run must not change a byte.
-            self._descriptor = os.open(self.path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            self._descriptor = os.open(self.path, os.O_RDWR | _NO_LINK)
         except FileNotFoundError:
             raise FedtailorError(f"{folder}: no {LOCK} there; expected the folder of a run") from None
         except OSError as error:
@@ -209,9 +213,13 @@ def in_use(folder: Path) -> bool:
 
 def refuse_existing(path: Path) -> None:
     """Refuse to start a run where there is one; cheap enough to ask before anything is loaded."""
-    if in_use(path):
+    try:
+        busy, there = in_use(path), path.exists()
+    except OSError as error:  # a name that no file system has
+        raise FedtailorError(f"run folder {str(path)[:200]}: {error.strerror or error}") from error
+    if busy:
         raise LockedError(f"run folder {path} is in use by another run: nothing was changed")
-    if path.exists():
+    if there:
         raise exists(path)
 
 

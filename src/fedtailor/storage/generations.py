@@ -95,10 +95,24 @@ def load(folder: Path, round: int) -> Generation:
     if digest != data[-DIGEST:]:
         raise CorruptError(f"{path.name} is damaged: its checksum does not match")
     start = _START + int.from_bytes(data[len(MAGIC) : _START], "little")
-    header = json.loads(bytes(data[_START:start]))  # what the checksum covers is what was written
+    header = _header(bytes(data[_START:start]), path.name)
     if header["round"] != round or header["size"] != len(data) - DIGEST - start:
         raise CorruptError(f"{path.name} holds round {header['round']}: it was renamed or exchanged")
     return Generation(header, data[start:-DIGEST], digest.hex())
+
+
+def _header(text: bytes, name: str) -> dict[str, Any]:
+    """What stands before the payload. A checksum finds accidents: whoever can write can also seal what never was."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    known = header if isinstance(header, dict) else {}
+    counts = [known.get(key, 0) for key in ("round", "size", "metrics_size")]
+    fine = all(type(count) is int and count >= 0 for count in counts)
+    if not fine or not {"round", "size", "parent_round", "parent"} <= known.keys():
+        raise CorruptError(f"{name} has no header that was ever written")
+    return known
 
 
 def newest(folder: Path, check: Callable[[Generation], None] = lambda _: None) -> Found:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedtailor.errors import CorruptError, FedtailorError, StorageError, require
+from fedtailor.errors import ClientsFailedError, CorruptError, FedtailorError, StorageError, require
 from fedtailor.messages import ServerState
 from fedtailor.record import RoundRecord
 from fedtailor.storage import generations
@@ -32,14 +32,13 @@ from fedtailor.storage.fingerprint import Fingerprint, differences, refuse_drift
 from fedtailor.storage.generations import Generation
 from fedtailor.storage.interrupt import Interrupted, Request, stop_requests
 from fedtailor.storage.new_folder import make_aside, put_in_place, remove_aside
+from fedtailor.storage.rows import ROUND, as_line, coverage_line, covered_by_round
 from fedtailor.storage.run_folder import (
     CHECKPOINTS,
     COVERAGE,
     EVENTS,
     METRICS,
     RunFolder,
-    as_line,
-    coverage_line,
 )
 
 
@@ -169,7 +168,8 @@ class Journal:
             generations.clean(path / CHECKPOINTS)
             self._prune(self._at)
             truncate_file(path / METRICS, generation.header["metrics_size"])
-            lines = [line for line in self.folder.coverage() if line["round"] <= generation.round]
+            lines = [each for each in self.folder.coverage() if covered_by_round([each])]
+            lines = [each for each in lines if each[ROUND] <= generation.round]
             replace_file(path / COVERAGE, [b"".join(map(as_line, lines))])
             events = path / EVENTS
             if events.is_file() and events.read_bytes()[-1:] not in (b"", b"\n"):
@@ -205,7 +205,8 @@ class Journal:
             append_file(self.folder.path / METRICS, line)
         self._metrics.update(line)
         self._metrics_size += len(line)
-        self.log("round", round=record.round, seconds=record.seconds)
+        failed = {"failed": record.failed} if record.failed else {}
+        self.log("round", round=record.round, seconds=record.seconds, **failed)
 
     def save(self, at: Checkpoint) -> None:
         """Make a generation of the state, if there is none of this round."""
@@ -291,7 +292,8 @@ class Journal:
     ) -> None:
         self.close()
         # What breaks in the first round is the code of a network or a loss, as a rule: nothing is worth going on with.
-        broken = kind is not None and not issubclass(kind, FedtailorError | KeyboardInterrupt | SystemExit)
+        refused = (FedtailorError, KeyboardInterrupt, SystemExit)
+        broken = kind is not None and (issubclass(kind, ClientsFailedError) or not issubclass(kind, refused))
         if broken and self._found is None and self._saved[0] == 0:
             remove_aside(self.folder.path)
 
@@ -310,10 +312,13 @@ def read_end(path: Path, device: torch.device, best: bool = False) -> tuple[Chec
 
 def _check_metrics(path: Path, generation: Generation) -> None:
     """The rows that were there when a generation was saved must still be there, bit for bit."""
+    header, size = generation.header, generation.header.get("metrics_size", -1)
+    if size < 0 or not isinstance(header.get("fingerprint"), dict):
+        raise CorruptError(f"the checkpoint of round {generation.round} says nothing of its run")
     try:
         with (path / METRICS).open("rb") as file:
-            kept = file.read(generation.header["metrics_size"])
+            kept = file.read(min(size, os.fstat(file.fileno()).st_size))
     except OSError as error:
         raise CorruptError(f"{path / METRICS} cannot be read: {error.strerror or error}") from error
-    if hashlib.sha256(kept).hexdigest() != generation.header["metrics_sha256"]:
+    if hashlib.sha256(kept).hexdigest() != header.get("metrics_sha256"):
         raise CorruptError(f"{METRICS} is damaged somewhere before the end of round {generation.round}")

@@ -20,15 +20,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from fedtailor.errors import FedtailorError
-from fedtailor.record import Covered, RoundRecord, Row
+from fedtailor.errors import CorruptError, FedtailorError, one_line
+from fedtailor.record import RoundRecord, Row
 from fedtailor.storage.files import in_use, replace_file
+from fedtailor.storage.rows import (
+    as_text,
+    covered_by_round,
+    events_by_round,
+    is_setup,
+    parsed,
+    record_of,
+    table_in,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +57,14 @@ COMPARISON = "comparison.json"  # beside the runs of a comparison: which they ar
 
 # Key of ``setup.json``: of a run that was started from Python, where no config says them
 SETTINGS = "settings"
-ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """What a run folder tells for reports. It changes no result."""
+
+    client_details: bool = False
+    """Write names and label counts of single clients into setup.json; without it, what all have together."""
 
 
 @dataclass(frozen=True)
@@ -72,31 +88,45 @@ class RunFolder:
         file = self.path / METRICS
         if not file.is_file():
             raise FedtailorError(f"{self.path}: no {METRICS} there; expected the folder of a run")
+        found, problem = self._read()
+        if problem:
+            raise CorruptError(f"{file} is damaged: {problem}")
+        return found
+
+    def _read(self) -> tuple[list[RoundRecord], str]:
+        """The records up to the first line that is none, and what is wrong with that."""
+        try:
+            data = (self.path / METRICS).read_bytes()
+        except OSError as error:
+            return [], error.strerror or str(error)
         # A run that is writing at this moment may show half a line.
-        lines = file.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        rounds = [event for event in self.events() if event.get("event") == "round"]
-        seconds = {event["round"]: event.get("seconds") or 0.0 for event in rounds}
-        coverage = dict(map(_covered, self.coverage()))
-        return [
-            RoundRecord.from_row(row, coverage.get(row["round"], ()), seconds.get(row["round"], 0.0))
-            for row in map(json.loads, lines)
-        ]
+        lines = data.rpartition(b"\n")[0].split(b"\n") if data else []
+        coverage, events = covered_by_round(self.coverage()), events_by_round(self.events())
+        records: list[RoundRecord] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                records.append(record_of(line.decode(), coverage, events))
+            except (ValueError, RecursionError) as error:
+                return records, f"line {number}: {one_line(str(error))}"
+        return records, ""
 
     def setup(self) -> Row:
         """What the run started from, for reports; nothing where the folder does not say."""
-        return self._values(SETUP)
+        found = self._values(SETUP)
+        if not is_setup(found):
+            raise CorruptError(f"{self.path / SETUP} is damaged: expected what a run started from")
+        return found
 
     def confusion(self) -> Row:
         """Which classes the result takes for which; nothing where the folder does not say."""
         return self._values(CONFUSION)
 
     def _values(self, name: str) -> Row:
-        file = self.path / name
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+        return table_in(self.path / name)
 
     def earlier_records(self) -> list[RoundRecord]:
-        """The records of a run that may have been begun; none if it was not."""
-        return self.records() if (self.path / METRICS).is_file() else []
+        """The records of a run that may have been begun, as far as they can be read; none if it was not."""
+        return self._read()[0] if (self.path / METRICS).is_file() else []
 
     def events(self) -> list[Row]:
         """What happened when."""
@@ -109,8 +139,8 @@ class RunFolder:
     def _lines(self, name: str) -> list[Row]:
         """The lines of a file; those that a crash cut short, or that are being written, are left out."""
         file = self.path / name
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
-        return [found for found in map(_parsed, lines) if found]
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else []
+        return [found for found in map(parsed, lines) if found]
 
     def save_weights(
         self, weights: Mapping[str, Tensor], ties: Mapping[str, str], inputs: Mapping[str, Any] | None = None
@@ -132,28 +162,12 @@ class RunFolder:
 
     def save_confusion(self, found: Mapping[str, Any]) -> None:
         """Write which classes the result takes for which."""
-        replace_file(self.path / CONFUSION, [json.dumps(found).encode() + b"\n"])
+        replace_file(self.path / CONFUSION, [as_text(found).encode() + b"\n"])
 
     def load_diagnostics(self) -> dict[str, Tensor]:
         """What the method had to show; nothing where it had not."""
         file = self.path / DIAGNOSTICS
         return _tensors(file) if file.is_file() else {}
-
-
-def as_line(value: Mapping[str, Any]) -> bytes:
-    """A line of a ``.jsonl`` file."""
-    return json.dumps(value).encode() + b"\n"
-
-
-def coverage_line(record: RoundRecord) -> Row:
-    """A round's line of ``coverage.jsonl``."""
-    return {ROUND: record.round, HELD: [vars(each) for each in record.coverage]}
-
-
-def _covered(line: Row) -> tuple[int, list[Covered]]:
-    """The round of such a line, and its coverage."""
-    names = [item.name for item in fields(Covered)]
-    return line[ROUND], [Covered(**{name: each[name] for name in names}) for each in line[HELD]]
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -163,11 +177,3 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise FedtailorError(f"{file} cannot be read: {error}") from error
-
-
-def _parsed(line: str) -> Row:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}

@@ -93,7 +93,16 @@ def compare(
 
 
 NOT_SETTINGS = ("module", "data", "fleet", "method", "folder", "resume")
-COMMON = ("rounds", "clients_per_round", "evaluate_every", "stopping", "engine", "threads", "checkpoint")
+COMMON = (
+    "rounds",
+    "clients_per_round",
+    "evaluate_every",
+    "stopping",
+    "engine",
+    "norm",
+    "threads",
+    "checkpoint",
+)
 LEARNT = ("task", "loss", "metrics", "validation")
 
 

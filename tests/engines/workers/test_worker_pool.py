@@ -22,12 +22,12 @@ from fedtailor.engines.values import evaluation_of
 from fedtailor.engines.workers import process as worker_process
 from fedtailor.engines.workers.piles import Lost
 from fedtailor.engines.workers.pool import WorkerPool
-from fedtailor.engines.workers.process import WorkerFailed, WorkerProcess
+from fedtailor.engines.workers.process import WorkerProcess
 from fedtailor.engines.workers.worker import report_failure
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Lease, Refused, Update
 from fedtailor.seeds import Seeds
-from fedtailor.server.faults import Timely
+from fedtailor.server.faults import Timely, nobody_got_through
 from fedtailor.storage.wire import DecodeError
 from helpers import Result, bits, cnn_model, differing, image_data, run, timeless
 from odd_methods import Odd
@@ -284,19 +284,37 @@ class Skipping:
         return self.inner.run([task for task in tasks if task.client.id != self.client])
 
 
-def test_a_mistake_in_the_users_code_is_shown_with_its_traceback(pool, method, expected):
-    method.tell("raise")
-    with pytest.raises(WorkerFailed, match="ZeroDivisionError: the user's own mistake") as caught:
-        there(method, pool)
-    assert "client 2, round 0: Traceback" in str(caught.value)
-    assert_same(expected, there(method, pool))  # the pool is as good as before
+def test_an_exception_in_a_worker_costs_its_client_alone(pool, method):
+    method.tell("raise", again=True)
+    result = there(method, pool, every=100, fleet="equal")
+    assert result.records[0].failed == {"ZeroDivisionError: the user's own mistake": ("2",)}
+    assert timeless(result.records) == timeless(here(method, every=100, fleet="equal").records)
+    assert method.times == 2  # once here, once there: no second worker has to try
+
+
+def test_where_every_client_raises_the_traceback_of_the_worker_is_shown(pool, method):
+    (task,) = tasks_for(method)[2:3]
+    method.tell("raise", again=True)
+    (answer,) = [each for each in pool.run([task]) if each is not None]
+    assert isinstance(answer, Refused)
+    told = str(nobody_got_through("round 1: no client got through", [answer]))
+    assert told.startswith(
+        "round 1: no client got through; the first, client 2, raised\nTraceback (most recent"
+    )
+    assert told.endswith("ZeroDivisionError: the user's own mistake")
+    assert "odd_methods.py" in told
 
 
 def test_what_fedtailor_refuses_in_a_worker_is_one_sentence(pool, method):
-    method.tell("refuse")
-    with pytest.raises(WorkerFailed) as caught:
-        there(method, pool)
-    assert str(caught.value) == "client 2, round 0: training.lr = 3: expected less"
+    method.tell("refuse", again=True)
+    (answer,) = [each for each in pool.run(tasks_for(method)[2:3]) if each is not None]
+    assert answer == Refused(
+        2, 0, "failed", "training.lr = 3: expected less", "training.lr = 3: expected less"
+    )
+    told = str(nobody_got_through("round 1: no client got through", [answer]))
+    assert (
+        told == "round 1: no client got through; the first, client 2, refused: training.lr = 3: expected less"
+    )
 
 
 def test_a_worker_that_shows_no_life_is_replaced(pool, method, expected, monkeypatch):

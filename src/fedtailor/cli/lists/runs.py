@@ -76,7 +76,7 @@ def _row(run: RunFolder, above: Path) -> dict[str, Any]:
         said = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
         config = run.setup().get(SETTINGS, {}) if said is None else said  # Python writes no config
         records, state = run.records(), run.state
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         state = DAMAGED
     return {
         "run": str(run.path.relative_to(above)) if run.path != above else run.path.name,

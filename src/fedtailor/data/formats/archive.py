@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from fedtailor.data.files import broken, read_file
+from fedtailor.data.files import broken, most_unpacked, read_file
 
 
 def read_members(path: Path, names: list[str]) -> dict[str, bytes]:
@@ -33,9 +33,14 @@ def walk(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes
                 yield name, file.read_bytes()
         return
     try:
+        room = most_unpacked(path.stat().st_size)
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
                 name = str(PurePosixPath(member.name))
+                if member.isfile() and wanted(name):
+                    room -= member.size
+                    if room < 0:
+                        raise broken(path, f"claims more than {most_unpacked(path.stat().st_size):,} bytes")
                 stream = archive.extractfile(member) if member.isfile() and wanted(name) else None
                 if stream is not None:
                     yield name, stream.read()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedtailor.errors import FedtailorError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 CHANNELS = (1, 3, 4)
+MOST_PIXELS = 64_000_000  # of one image: larger ones are mistakes, or meant to fill the memory
 
 
 def pillow() -> Any:
@@ -41,10 +43,20 @@ def decode(content: bytes, where: str, mode: str, size: tuple[int, int] | None) 
     image_module = pillow()
     try:
         with image_module.open(io.BytesIO(content)) as image:
+            if math.prod(image.size) > MOST_PIXELS:
+                raise FedtailorError(
+                    f"{where} has {math.prod(image.size):,} pixels: expected at most {MOST_PIXELS:,}"
+                )
             pixels = image.convert(mode)
             if size is not None and pixels.size != (size[1], size[0]):
                 pixels = pixels.resize((size[1], size[0]))
             return np.asarray(pixels)
+    except FedtailorError:
+        raise
+    except image_module.DecompressionBombError as error:
+        raise FedtailorError(
+            f"{where} has too many pixels: expected at most {MOST_PIXELS:,} ({error})"
+        ) from error
     except (OSError, SyntaxError, ValueError) as error:  # Pillow calls a broken PNG a SyntaxError
         reason = (
             "" if "BytesIO" in str(error) else f" ({error})"

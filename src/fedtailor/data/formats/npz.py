@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-from fedtailor.data.files import broken
+from fedtailor.data.files import broken, memory_of_machine, most_unpacked
 from fedtailor.data.partitions import Array
 from fedtailor.errors import FedtailorError
 
@@ -28,10 +29,12 @@ def read_npz(path: Path) -> dict[str, Array]:
             names = archive.files
             for name in names:
                 if name in (*NEEDED, *OPTIONAL):
+                    assert archive.zip is not None, "open"
+                    _check_size(path, archive.zip, name)
                     arrays[name] = archive[name]
     except FedtailorError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, NotImplementedError) as error:
         if "Object arrays" in str(error):
             raise FedtailorError(
                 f"{path}: {name} holds Python objects, which are not read, as they could run code: expected one "
@@ -44,3 +47,18 @@ def read_npz(path: Path) -> dict[str, Array]:
     if lacking:
         raise FedtailorError(f"{path} holds {', '.join(names)}: expected also {', '.join(lacking)}")
     return arrays
+
+
+def _check_size(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """Refuse an array whose header claims more than its part of the archive can hold, before room is made for it."""
+    part = archive.getinfo(name if name in archive.namelist() else f"{name}.npy")
+    most = most_unpacked(part.compress_size) if part.compress_type else part.compress_size
+    with archive.open(part) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(stream)
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed > min(most, part.file_size, memory_of_machine()):
+        raise broken(path, f"{name} claims {claimed:,} bytes, more than the file can hold")

@@ -69,7 +69,7 @@ def answer_head(answer: Answer, kept: bool, lost: bool) -> tuple[Head, dict[str,
     piece = digest_of(frame)
     head = {
         "update": [answer.client, answer.round, answer.base_round], "weight": float(answer.weight), "metrics": metrics,
-        "piece": piece, "kept": kept, "lost": lost,
+        "piece": piece, "kept": kept, "lost": lost, "nonce": answer.nonce,
     }  # fmt: skip
     return head, {piece: frame}
 
@@ -80,7 +80,7 @@ def answer_from(
     """The answer that a head stands for; whatever it claims, it is read against the task of its client."""
     try:
         return _answer(head, pieces, tasks, model)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DecodeError(f"no answer to a task: {error!r}") from None
 
 
@@ -100,7 +100,7 @@ def _answer(head: Any, pieces: Mapping[str, bytes], tasks: Mapping[int, Task], m
     except DecodeError as error:
         return Refused(client, task.round, UNREADABLE, str(error))
     memory = kept_elsewhere(task.round, task.action) if head["kept"] else dict(task.memory)
-    return Update(client, round, base, patch, weight, metrics, memory)
+    return Update(client, round, base, patch, weight, metrics, memory, str(head["nonce"]))
 
 
 def _asked(client: object, tasks: Mapping[int, Task]) -> Task:

@@ -29,13 +29,13 @@ from fedtailor.engines.workers.luggage import NotPortable, pack
 from fedtailor.engines.workers.piles import Lost, Measurement, Pile
 from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
+from fedtailor.engines.workers.starts import Starts
 from fedtailor.engines.workers.worker import Luggage, machine_settings
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Measure, Refused, Task
 from fedtailor.method import Method
 
 TICK_SECONDS = 0.1  # how long the pool waits for an answer before it says that there is none yet
-STARTS = 3  # workers in a row that may die before they are ready
 
 
 class WorkerPool:
@@ -46,7 +46,7 @@ class WorkerPool:
         self.method, self.model, self.data, self.count = method, model, data, workers
         self._luggage = pack(luggage_for(method, model, data).parts)
         self._workers: list[WorkerProcess] = []
-        self._failed_starts = 0
+        self._starts = Starts()
         self._aside: Measurement | None = None  # what is done where nothing else waits
         self._finalizer = weakref.finalize(self, _end, self._workers, self._luggage, os.getpid())
 
@@ -54,7 +54,8 @@ class WorkerPool:
         """Start what is missing of the workers, without waiting for them."""
         if not self._finalizer.alive:
             raise FedtailorError("this pool of workers is closed")
-        while len(self._workers) < min(self.count, self.count if wanted is None else wanted):
+        most = min(self.count, self.count if wanted is None else wanted)
+        while len(self._workers) < most and self._starts.may():
             self._workers.append(WorkerProcess(self._luggage))
 
     @property
@@ -63,6 +64,11 @@ class WorkerPool:
         for worker in self._heard(0):
             self._note_aside(worker.job, self._listen(worker))
         return any(worker.ready for worker in self._workers)
+
+    @property
+    def starting(self) -> bool:
+        """Whether all that can be done is to wait for workers: time that no client has had."""
+        return not any(worker.ready for worker in self._workers)
 
     @property
     def pids(self) -> list[int]:
@@ -199,7 +205,7 @@ class WorkerPool:
         except Died as error:
             return self._lost(worker, str(error))
         if worker.ready:
-            self._failed_starts = 0
+            self._starts.worked()
         return answer
 
     def _look_after(self, worker: WorkerProcess) -> Lost | None:
@@ -213,9 +219,7 @@ class WorkerPool:
         cause = f"{reason} ({worker.cause()})"
         self._remove(worker)
         if not worker.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS:
-                raise NotPortable(f"{STARTS} worker processes in a row ended before they were ready: {cause}")
+            self._starts.failed(cause)
         return Lost(cause)
 
     def _remove(self, worker: WorkerProcess) -> None:

@@ -26,7 +26,7 @@ from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
-from fedtailor.engines.protocol import answer_to
+from fedtailor.engines.protocol import answer_to, is_exhaustion
 from fedtailor.engines.values import Tensors, Value, answer_value, evaluation_of, task_of
 from fedtailor.engines.workers.lifeline import hold
 from fedtailor.engines.workers.luggage import unpack
@@ -82,7 +82,7 @@ class Workshop:
             return {"scores": [[[count, values] for count, values in each] for each in scores]}
         task = task_of(rest, tensors[0])
         data = self.clients.examples_for(task.client.id, task.action, self.measured)
-        return answer_value(answer_to(task, self.method, data, self.model))
+        return answer_value(answer_to(task, self.method, data, self.model, exhaustible=True))
 
 
 Own = tuple[Examples, torch.Tensor, torch.Tensor]  # examples, and their partition: order, offsets
@@ -166,12 +166,8 @@ def report_failure(
     """
     if issubclass(kind, FedtailorError):
         desk.put(FAILED, str(error))
-    elif issubclass(kind, Exception) and not issubclass(kind, ConnectionError) and not _is_exhaustion(error):
+    elif issubclass(kind, Exception) and not issubclass(kind, ConnectionError) and not is_exhaustion(error):
         desk.put(FAILED, "".join(traceback.format_exception(kind, error, trace)).strip())
-
-
-def _is_exhaustion(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)  # how PyTorch says it
 
 
 def main() -> None:

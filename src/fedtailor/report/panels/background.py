@@ -64,7 +64,8 @@ def data(runs: Runs) -> Panel:
                 at: Row = {"setting": setting} if setting else {}
                 rows.append({**at, "client": client["client"], "class": label, "examples": count})
     if not rows:
-        return Panel("data", "Who holds which data")
+        hint = "Single clients are told where report.client_details = true asks for it."
+        return Panel("data", "Who holds which data", "\n".join([*words, hint]) if words else "")
     value = axis("examples", "examples")
     spec = heat(axis("client", "client", "ordinal"), axis("class", "class", "ordinal"), value)
     text = "Examples of each class that each client trains on, in the first seed; all methods share it."
