@@ -128,29 +128,29 @@ def _pick(which: Which, how: How, place: Path, as_json: bool) -> None:
 def _show(written: Written) -> None:
     from fedtailor.report.amounts import short, size
 
+    scores = [each["score"]["metrics"] for each in written.networks if each["score"]]
+    metric = next(iter(scores[0]), None) if scores else None
     table = plain_table()
-    for column in ("network", "format", "size", "parameters", "MACs", "memory", "score", "check"):
-        table.add_column(
-            column, justify="left" if column in ("network", "format", "check") else "right", no_wrap=True
-        )
+    for column in ("network", "format", "size", "params", "MACs", "memory", metric or "score", "checked"):
+        named = column in ("network", "format", "checked")
+        table.add_column(column, justify="left" if named else "right", no_wrap=True)
     for network in written.networks:
         for file in network["files"]:
             table.add_row(
                 network["name"], file["format"], size(file["size"]), short(network["params"]),
-                short(network["macs"]), size(network["peak_memory"]), *_judged(network, file),
+                short(network["macs"]), size(network["peak_memory"]), *_judged(network, file, metric),
             )  # fmt: skip
-    console.print(Titled(f"Deployed to {written.folder}/", table))
+    console.print(Titled(f"Deployed to {written.folder}/ (checked: largest difference from training)", table))
+    for words in {
+        file["int8"] for network in written.networks for file in network["files"] if "int8" in file
+    }:
+        console.print(f"int8: {words}", markup=False)
 
 
-def _judged(network: dict[str, Any], file: dict[str, Any]) -> tuple[str, str]:
-    """The main metric, and how the file was checked: of int8, what it costs."""
-    plain = (network["score"] or {}).get("metrics", {})
-    name = next(iter(plain), None)
+def _judged(network: dict[str, Any], file: dict[str, Any], metric: str | None) -> tuple[str, str]:
+    """The first metric, and how the file was checked: of int8, what it costs."""
+    plain = (network["score"] or {}).get("metrics", {}).get(metric)
     if "int8" not in file:
-        return (
-            f"{name} {plain[name]:.4f}" if name else "not measured"
-        ), f"differs by {file['difference']:.0e}"
-    after = (file["score"] or {}).get("metrics", {})
-    if name is None:
-        return "not measured", f"int8 ({file['int8']})"
-    return f"{name} {after[name]:.4f}", f"int8: {after[name] - plain[name]:+.4f} from {plain[name]:.4f}"
+        return ("-" if plain is None else f"{plain:.4f}"), f"{file['difference']:.0e}"
+    after = (file["score"] or {}).get("metrics", {}).get(metric)
+    return ("-", "not measured") if after is None else (f"{after:.4f}", f"{after - plain:+.4f}")

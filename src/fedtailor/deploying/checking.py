@@ -118,14 +118,15 @@ def latencies(program: Program, inputs: Inputs, repeats: int) -> list[float]:
 def _module(path: Path, model: str | None) -> nn.Module:
     """The network at full size, into which the weights of a file are put."""
     words = read(path)[0]["model"] or {}
-    name = model or words.get("name")
+    name, advice = model or words.get("name"), "pass what builds it at full size: --model my_net.py:Net"
     if name is None:
-        raise FedtailorError(
-            f"{path} holds weights alone; pass what builds the network at full size: --model my_net.py:Net"
-        )
+        raise FedtailorError(f"{path} holds the weights of a network alone; {advice}")
     sizes = {"input_shape": tuple(words.get("input_shape", ())), "num_classes": words.get("num_classes", 0)}
     options = {} if model else words.get("options", {})
-    return build_model(name, **sizes, symbols=words.get("symbols"), **options)
+    try:
+        return build_model(name, **sizes, symbols=words.get("symbols"), **options)
+    except FedtailorError as error:
+        raise FedtailorError(f"{path} holds the weights of a network alone; {advice} ({error})") from error
 
 
 def _score(program: Program, data: str, manifest: Mapping[str, Any]) -> Score:

@@ -39,6 +39,11 @@ class Pte(Format):
                 program = self._as_int8(program, calibration)
             return self.lowered({"forward": program})
 
+    def require(self) -> None:
+        """Importing it, native code says a lot that nobody asked for."""
+        with _native_messages(), quiet():
+            super().require()
+
     def lowered(self, programs: dict[str, ExportedProgram]) -> bytes:
         """The file of some programs, each under the name of a method."""
         exir = self.library("executorch.exir")

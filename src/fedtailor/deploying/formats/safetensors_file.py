@@ -65,7 +65,7 @@ class Safetensors(Format):
         about, tensors = read(file)
         if module is None:
             raise FedtailorError(
-                f"{file} holds weights alone; pass what builds the network at full size: --model my_net.py:Net"
+                f"{file} holds the weights of a network alone; expected the network at full size beside it"
             )
         network = rebuilt(about, tensors, module, str(file))
         prepare = _preparation(about["inputs"].get("preparation"))
