@@ -39,7 +39,7 @@ def load_pt2(file: str) -> Network:
 
 
 def load_pte(file: str) -> Network:
-    """ExecuTorch, here from Python; a phone calls the same method from Kotlin, Swift or C++: one example in one call."""
+    """ExecuTorch, here from Python; phones call the same method from Kotlin, Swift or C++. One example in one call."""
     import torch
     from executorch.runtime import Runtime
 
