@@ -14,7 +14,7 @@ from torch import nn
 import fedtailor
 from commands import call, small_config
 from fedtailor import Budget, FedtailorError
-from fedtailor.deploying.bundle import Wanted, deploy, read_manifest
+from fedtailor.deploying.bundle import deploy, read_manifest
 from fedtailor.deploying.checking import check
 from fedtailor.deploying.formats import FORMATS
 from fedtailor.deploying.formats import safetensors_file as weights
@@ -24,6 +24,7 @@ from fedtailor.deploying.int8 import quantised, with_int8_weights
 from fedtailor.deploying.memory import peak_memory
 from fedtailor.deploying.network import difference, network_for
 from fedtailor.deploying.picking import pick
+from fedtailor.deploying.wanted import Wanted
 from fedtailor.errors import CorruptError
 from helpers import slow_if
 
@@ -142,7 +143,7 @@ def test_a_method_that_looks_at_no_budget(tmp_path):
 
 
 def test_what_is_asked_for_wrongly(run, tmp_path):
-    with pytest.raises(FedtailorError, match="expected one of a budget, all tiers or a client"):
+    with pytest.raises(FedtailorError, match="expected one of a budget, all tiers, a client or switchable"):
         Wanted()
     with pytest.raises(FedtailorError, match="unknown format 'onxx': did you mean 'onnx'"):
         Wanted(all_tiers=True, formats=("onxx",))
@@ -279,4 +280,7 @@ class TestCommand:
 
     def test_one_of_four(self, tmp_path, monkeypatch, capsys):
         assert call(monkeypatch, "deploy", str(tmp_path)) == 2
-        assert "expected one of --budget, --all-tiers, --client or --pick" in capsys.readouterr().err
+        assert (
+            "expected one of --budget, --all-tiers, --client, --switchable or --pick"
+            in capsys.readouterr().err
+        )

@@ -15,9 +15,10 @@ import pytest
 from networks import BUILDERS, finished
 
 import fedtailor
-from fedtailor.deploying.bundle import Wanted, deploy
+from fedtailor.deploying.bundle import deploy
 from fedtailor.deploying.formats import FORMATS
 from fedtailor.deploying.network import TOLERANCE, Network, network_for
+from fedtailor.deploying.wanted import Wanted
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.methods.registry import method_names
 
@@ -141,7 +142,9 @@ def test_every_method_deploys_to_every_format(method, tmp_path):
     written = deploy(run, wanted, tmp_path / "bundle")
     network = network_for(run, "x", client=0) if own else network_for(run, "x", budget)
     (entry,) = written.networks
-    found = differences(network, [written.folder / f["file"] for f in entry["files"]], tmp_path, MODELS["cnn"])
+    found = differences(
+        network, [written.folder / f["file"] for f in entry["files"]], tmp_path, MODELS["cnn"]
+    )
     show(f"{method} ({len(network.patches)} network{'s' if len(network.patches) > 1 else ''})", found)
     assert max(found.values()) <= TOLERANCE
     if method == "splitmix":

@@ -14,7 +14,8 @@ from fedtailor.cli.output import JsonOption, console, load_torch, notice, print_
 from fedtailor.errors import FedtailorError
 
 if TYPE_CHECKING:
-    from fedtailor.deploying.bundle import Wanted, Written
+    from fedtailor.deploying.bundle import Written
+    from fedtailor.deploying.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Which:
         int | None,
         typer.Option(help="The own network of this client, where clients have such (apfl, fedpa)."),
     ] = None
+    switchable: Annotated[
+        bool,
+        typer.Option(
+            "--switchable", help="All tiers in one file (onnx, pte); the width is chosen while it runs."
+        ),
+    ] = False
     pick: Annotated[
         str | None,
         typer.Option(
@@ -97,14 +104,16 @@ def _refuse_unfinished(folder: Path) -> None:
 
 
 def _wanted(which: Which, how: How) -> Wanted:
-    from fedtailor.deploying.bundle import Wanted
+    from fedtailor.deploying.wanted import Wanted
     from fedtailor.elasticity.costing.budget import Budget
 
-    if sum([which.budget is not None, which.all_tiers, which.client is not None]) != 1:
-        raise FedtailorError("expected one of --budget, --all-tiers, --client or --pick")
+    if sum([which.budget is not None, which.all_tiers, which.client is not None, which.switchable]) != 1:
+        raise FedtailorError("expected one of --budget, --all-tiers, --client, --switchable or --pick")
     budget = None if which.budget is None else Budget.parse(which.budget)
     forms = tuple(how.form or ["safetensors"])
-    return Wanted(budget, which.all_tiers, which.client, forms, how.quantize, how.licence, how.notes)
+    return Wanted(
+        budget, which.all_tiers, which.client, which.switchable, forms, how.quantize, how.licence, how.notes
+    )
 
 
 def _pick(which: Which, how: How, place: Path, as_json: bool) -> None:

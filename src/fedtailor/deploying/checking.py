@@ -80,7 +80,8 @@ def check(
     module = _module(path, model) if form.needs_class else None
     form.require()
     before = _memory()
-    program = form.open(path, module)
+    widths = network.get("widths")
+    program = form.open(path, module) if not widths else form.open_width(path, len(widths) - 1)
     inputs = made_up(entry["inputs"])
     times = latencies(program, inputs, repeats)
     after = _memory(peak=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -29,6 +29,7 @@ class Format(ABC):
     needs_class: ClassVar[bool] = (
         False  # whether a file holds weights alone, for a class that must be at hand
     )
+    shares_widths: ClassVar[bool] = False  # whether a file of several widths keeps shared weights once
     int8: ClassVar[str]  # what ``--quantize int8`` does here, in words
 
     @abstractmethod
@@ -38,6 +39,17 @@ class Format(ABC):
     @abstractmethod
     def open(self, file: Path, module: nn.Module | None = None) -> Program:
         """The function that a file holds; ``module`` is the user's network at full size, where that is needed."""
+
+    def pack_widths(self, networks: Sequence[Network]) -> bytes:  # noqa: ARG002
+        """One file of several widths of one network, the widest last, that is told which one to run."""
+        raise FedtailorError(
+            f"--switchable: a file of format {self.name} holds one width; expected --format onnx or pte, or "
+            "run.switchable() in Python"
+        )
+
+    def open_width(self, file: Path, place: int) -> Program:
+        """The function of one of the widths of such a file."""
+        raise NotImplementedError(f"{self.name} has no files of several widths")
 
     def require(self) -> None:
         """Refuse early where a library is missing."""

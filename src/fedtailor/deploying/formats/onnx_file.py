@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedtailor.deploying.formats.base import Format, Program
 from fedtailor.deploying.formats.exporting import exported, first_line, quiet, refusal
+from fedtailor.deploying.formats.onnx_widths import WIDTH, joined
 from fedtailor.deploying.inputs import Inputs
 from fedtailor.deploying.network import Network
 from fedtailor.errors import CorruptError
@@ -24,7 +26,16 @@ class Onnx(Format):
     needs, extra = ("onnx", "onnxscript", "onnxruntime"), "deploy-onnx"
     int8 = "weights and activations, calibrated"
 
+    shares_widths = True
+
     def pack(self, network: Network, calibration: Inputs | None) -> bytes:
+        packed: bytes = self._model(network).SerializeToString()
+        return packed if calibration is None else self._as_int8(packed, network, calibration)
+
+    def pack_widths(self, networks: Sequence[Network]) -> bytes:
+        return joined([self._model(network) for network in networks])
+
+    def _model(self, network: Network) -> Any:
         self.require()
         program = exported(network.module, network.example, any_batch=True)
         outputs = [f"output_{place}" if place else "output" for place in range(len(network.expected))]
@@ -41,8 +52,7 @@ class Onnx(Format):
         except torch.onnx.errors.OnnxExporterError as error:
             raise refusal(self.name, program, error) from error
         assert made is not None
-        packed: bytes = made.model_proto.SerializeToString()
-        return packed if calibration is None else self._as_int8(packed, network, calibration)
+        return _without_remarks(made.model_proto)
 
     def _as_int8(self, packed: bytes, network: Network, calibration: Inputs) -> bytes:
         """The graph with int8 weights and activations, whose ranges are those of the calibration examples."""
@@ -66,6 +76,12 @@ class Onnx(Format):
             return small.read_bytes()
 
     def open(self, file: Path, module: nn.Module | None = None) -> Program:  # noqa: ARG002
+        return self._session(file, {})
+
+    def open_width(self, file: Path, place: int) -> Program:
+        return self._session(file, {WIDTH: np.array(place, dtype=np.int64)})
+
+    def _session(self, file: Path, fixed: dict[str, Any]) -> Program:
         runtime = self.library("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -74,12 +90,26 @@ class Onnx(Format):
             session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors share no other class
             raise CorruptError(f"{file} cannot be read: {first_line(error)}") from error
-        names = [each.name for each in session.get_inputs()]
+        names = [each.name for each in session.get_inputs() if each.name not in fixed]
 
         def answer(inputs: Inputs) -> tuple[Tensor, ...]:
-            return tuple(torch.from_numpy(each) for each in session.run(None, _feed(names, inputs)))
+            return tuple(torch.from_numpy(each) for each in session.run(None, _feed(names, inputs) | fixed))
 
         return answer
+
+
+def _without_remarks(model: Any) -> Any:
+    """The model without what its converter noted of lines and folders on this machine: no device needs it."""
+    for each in (
+        model.graph,
+        *model.graph.node,
+        *model.graph.value_info,
+        *model.graph.input,
+        *model.graph.output,
+    ):
+        del each.metadata_props[:]
+        each.doc_string = ""
+    return model
 
 
 def _feed(names: list[str], inputs: Inputs) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Pt2(Format):
         module = network.module if calibration is None else with_int8_weights(network.module)
         program = exported(module, network.example, any_batch=True)
         program.example_inputs = None  # they would be pickled
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # lines and folders of this machine, which no device needs
         buffer = io.BytesIO()
         with quiet():
             torch.export.save(program, buffer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fedtailor.deploying.inputs import Inputs
 from fedtailor.deploying.network import Network
 from fedtailor.errors import CorruptError
 
+WIDTH = "width"  # begins the names of methods of several widths
 MAGIC = b"ET"  # at the fifth byte of a program, before its version
 
 
@@ -38,6 +39,19 @@ class Pte(Format):
             if calibration is not None:
                 program = self._as_int8(program, calibration)
             return self.lowered({"forward": program})
+
+    def pack_widths(self, networks: Sequence[Network]) -> bytes:
+        """Each width is a method of its own; XNNPACK packs the weights of each, so nothing is shared."""
+        with _native_messages():
+            self.require()
+            programs = {
+                f"{WIDTH}_{place}": exported(network.module, network.example, any_batch=False)
+                for place, network in enumerate(networks)
+            }
+            return self.lowered(programs)
+
+    def open_width(self, file: Path, place: int) -> Program:
+        return one_at_a_time(self.method(file, f"{WIDTH}_{place}"))
 
     def require(self) -> None:
         """Importing it, native code says a lot that nobody asked for."""
