@@ -53,7 +53,10 @@ class How:
 
     form: Annotated[
         list[str] | None,
-        typer.Option("--format", help="safetensors, pt2, onnx or pte. Repeatable; default: safetensors."),
+        typer.Option(
+            "--format",
+            help="safetensors, pt2, onnx, pte, or sparse (ofa-fl). Repeatable; default: safetensors.",
+        ),
     ] = None
     quantize: Annotated[
         str | None, typer.Option(help="int8: smaller numbers; accuracy before and after is shown.")

@@ -20,7 +20,6 @@ from fedtailor.data.datasets import load_dataset
 from fedtailor.data.transforms import deployable
 from fedtailor.deploying.bundle import MANIFEST, read_manifest
 from fedtailor.deploying.formats import Program, format_of
-from fedtailor.deploying.formats.safetensors_file import read
 from fedtailor.deploying.inputs import Inputs, as_given, made_up
 from fedtailor.deploying.scoring import MOST_EXAMPLES, Meaning, Score, score
 from fedtailor.errors import CorruptError, FedtailorError, require
@@ -77,7 +76,7 @@ def check(
         raise FedtailorError(
             f"{path}: no {MANIFEST} beside it that names it; expected a file in its bundle, with the manifest"
         )
-    module = _module(path, model) if form.needs_class else None
+    module = _module(path, model, manifest) if form.needs_class else None
     form.require()
     before = _memory()
     widths = network.get("widths")
@@ -116,9 +115,9 @@ def latencies(program: Program, inputs: Inputs, repeats: int) -> list[float]:
     return times
 
 
-def _module(path: Path, model: str | None) -> nn.Module:
+def _module(path: Path, model: str | None, manifest: Mapping[str, Any]) -> nn.Module:
     """The network at full size, into which the weights of a file are put."""
-    words = read(path)[0]["model"] or {}
+    words = manifest["model"] or {}
     name, advice = model or words.get("name"), "pass what builds it at full size: --model my_net.py:Net"
     if name is None:
         raise FedtailorError(f"{path} holds the weights of a network alone; {advice}")

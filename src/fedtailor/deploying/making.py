@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 import fedtailor
 from fedtailor.config import RunConfig
 from fedtailor.data.batches import Examples
-from fedtailor.deploying.formats import Format, Program
+from fedtailor.deploying.formats import Format, Program, format_named
 from fedtailor.deploying.inputs import Inputs, answers_of, input_specification, output_specification
 from fedtailor.deploying.memory import peak_memory
 from fedtailor.deploying.network import Network, examples_given, network_for, refuse_other_answers
@@ -60,7 +59,6 @@ class Maker:
         budget, client = asked
         step(f"extracting {name}")
         network = network_for(self.run, name, budget, client)
-        network = replace(network, about={**network.about, "model": model_words(self.run)})
         self._budget_kept(network)
         self.first = self.first or network
         plain = self._score(_answers(network), "evaluating", name)
@@ -131,7 +129,14 @@ class Maker:
         program = form.open(file, self.run.model.module)
         if self.calibration is None:
             answers = program(network.example)
-            return {**found, "difference": refuse_other_answers(answers, network, f"the file {file.name}")}
+            found["difference"] = refuse_other_answers(answers, network, f"the file {file.name}")
+            if form.name == "sparse":
+                found["dense_size"] = len(format_named("safetensors").pack(network, None))
+                self.notices.append(
+                    f"{file.name}: {len(packed):,} bytes where all weights take {found['dense_size']:,}; inference "
+                    "gains nothing, the zeros are put back before it runs"
+                )
+            return found
         after = self._score(program, "evaluating", file.name)
         shown = None if after is None else after.as_data()
         return {**found, "int8": form.int8, "score": shown, "score_before": plain and plain.metrics}
@@ -162,6 +167,7 @@ class Maker:
                 "data": run.setup.data.name,
                 "model": type(run.model.module).__name__,
             },
+            "model": model_words(run),
             "task": run.model.learning_task.name,
             "metrics": list(run.model.objective.metrics),
             "inputs": input_specification(first.input_names, first.example),

@@ -10,9 +10,10 @@ from fedtailor.deploying.formats.onnx_file import Onnx
 from fedtailor.deploying.formats.pt2 import Pt2
 from fedtailor.deploying.formats.pte import Pte
 from fedtailor.deploying.formats.safetensors_file import Safetensors
+from fedtailor.deploying.formats.sparse import Sparse
 from fedtailor.errors import FedtailorError, unknown
 
-FORMATS: dict[str, Format] = {each.name: each for each in (Safetensors(), Pt2(), Onnx(), Pte())}
+FORMATS: dict[str, Format] = {each.name: each for each in (Safetensors(), Pt2(), Onnx(), Pte(), Sparse())}
 
 
 def format_named(name: str) -> Format:
@@ -26,7 +27,7 @@ def format_of(file: Path) -> Format:
     """The format that the name of a file tells."""
     if not file.is_file():
         raise FedtailorError(f"{file}: no such file")
-    for each in FORMATS.values():
+    for each in sorted(FORMATS.values(), key=lambda each: -len(each.suffix)):
         if file.name.endswith(each.suffix):
             return each
     endings = ", ".join(each.suffix for each in FORMATS.values())

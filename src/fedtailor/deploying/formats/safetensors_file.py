@@ -2,15 +2,15 @@
 
 ``about`` in the file's metadata is JSON: ``sizes`` has the attributes of layers that differ from the full network,
 ``ties`` the second names of shared tensors, ``skipped`` the layers that are left out, ``members`` how many networks
-answer together, ``inputs`` what is done to raw inputs, ``model`` how the class is built, where that is known. An int8
-tensor ``w`` stands beside its ``w.scale``. ``examples/device.py`` reads it without fedtailor.
+answer together, ``inputs`` what is done to raw inputs. An int8 tensor ``w`` stands beside its ``w.scale``.
+``examples/device.py`` reads it without fedtailor.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Safetensors(Format):
                 f"{file} holds the weights of a network alone; expected the network at full size beside it"
             )
         network = rebuilt(about, tensors, module, str(file))
-        prepare = _preparation(about["inputs"].get("preparation"))
+        prepare = preparation_of(about["inputs"].get("preparation"))
         return lambda inputs: answers_of(network, prepare(inputs))
 
 
@@ -79,15 +79,13 @@ def _about(network: Network) -> dict[str, Any]:
     for size in model.groups.sizes:
         if size.layer in layers and hasattr(layers[size.layer], size.attribute):
             sizes.setdefault(size.layer, {})[size.attribute] = getattr(layers[size.layer], size.attribute)
-    known = dict(network.about)
     return {
         "format": FORMAT,
-        "model": known.pop("model", None),
         "sizes": sizes if model.own_class else {},
         "ties": dict(model.groups.ties),
         "skipped": skipped_layers(model.module, first.cut),
         "members": len(network.patches),
-        "inputs": known,
+        "inputs": dict(network.about),
     }
 
 
@@ -146,20 +144,28 @@ def _filled(
         for path, sizes in about["sizes"].items():
             for name, size in sizes.items():
                 setattr(module.get_submodule(path), name, tuple(size) if isinstance(size, list) else size)
-        for name, value in values.items():
-            owner, _, leaf = name.rpartition(".")
-            layer = module.get_submodule(owner)
-            setattr(
-                layer, leaf, nn.Parameter(value, requires_grad=False) if leaf in layer._parameters else value
-            )
     except AttributeError as error:
-        raise FedtailorError(
-            f"{where}: the class at hand is not the one that was trained: {first_line(error)}"
-        ) from error
+        raise _another_class(where, error) from error
+    return with_tensors(module, values, where)
+
+
+def with_tensors(module: nn.Module, values: Mapping[str, Tensor], where: str) -> nn.Module:
+    """The module with these tensors in place of its own, whatever their sizes."""
+    for name, value in values.items():
+        owner, _, leaf = name.rpartition(".")
+        try:
+            layer = module.get_submodule(owner)
+        except AttributeError as error:
+            raise _another_class(where, error) from error
+        setattr(layer, leaf, nn.Parameter(value, requires_grad=False) if leaf in layer._parameters else value)
     return module
 
 
-def _preparation(known: Mapping[str, Any] | None) -> Any:
+def _another_class(where: str, error: Exception) -> FedtailorError:
+    return FedtailorError(f"{where}: the class at hand is not the one that was trained: {first_line(error)}")
+
+
+def preparation_of(known: Mapping[str, Any] | None) -> Callable[[Inputs], Inputs]:
     """What the metadata says about raw inputs, as a function on inputs."""
     if not known:
         return lambda inputs: inputs
