@@ -26,7 +26,11 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.development
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not browser' $(if $(COVERAGE),--cov --cov-fail-under=90)
 
-test-slow: $(VENV)/.development
+$(VENV)/.deploy: $(VENV)/.development
+	$(PIP) --editable '.[deploy-onnx,deploy-executorch]'
+	touch $@
+
+test-slow: $(VENV)/.deploy
 	$(BIN)/python -m pytest -m slow
 
 $(VENV)/.browser: $(VENV)/.development

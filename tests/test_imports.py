@@ -80,7 +80,7 @@ FLOORS: list[set[str]] = [
     {"report"},  # made from run folders alone
     {"progress"},
     {"run"},
-    {"sweep", "flower"},
+    {"sweep", "flower", "deploying"},
     {"cli"},
     {"__main__"},
 ]
@@ -111,6 +111,15 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
             "uniprob",
         },
         {"fedrolex", "flado"},  # they extend HeteroFL and UniProb
+    ],
+    "deploying": [
+        {"inputs", "int8"},
+        {"network"},
+        {"formats"},
+        {"memory", "scoring", "card", "picking", "wanted"},
+        {"making"},
+        {"bundle"},
+        {"checking"},
     ],
     "engines": [
         {"settings", "protocol"},

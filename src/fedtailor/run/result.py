@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -153,12 +154,15 @@ class Run:
         if (budget is None) == (client is None):
             raise FedtailorError("submodel: expected a budget, or the number of a client, and not both")
         if client is not None:
-            network = self.model.build(self.personal(client))
-        else:
-            assert budget is not None
-            wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
-            members = [self.model.build(patch) for patch in self.deploy(wanted).patches]
-            network = members[0] if len(members) == 1 else Ensemble(members)
+            return self.build([self.personal(client)], with_preparation=with_preparation)
+        assert budget is not None
+        wanted = budget if isinstance(budget, Budget) else Budget(width=budget)
+        return self.build(self.deploy(wanted).patches, with_preparation=with_preparation)
+
+    def build(self, patches: Sequence[Patch], *, with_preparation: bool = True) -> nn.Module:
+        """The plain module of what ``deploy`` or ``personal`` gave; several patches answer with their mean."""
+        members = [self.model.build(patch) for patch in patches]
+        network = members[0] if len(members) == 1 else Ensemble(members)
         return (self._prepared(network) if with_preparation else network).eval()
 
     def _prepared(self, network: nn.Module) -> nn.Module:

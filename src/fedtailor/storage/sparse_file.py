@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.errors import CorruptError, FedtailorError
+from fedtailor.storage.files import replace_file
 
 FORMAT = "fedtailor-sparse-1"
 MASK = ".mask"
@@ -34,7 +35,14 @@ def save_sparse(
     ties: dict[str, str] | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the values of a patch and where its mask puts them; ``ties`` are the second names of shared tensors.
+    """Write the file of a patch, all of it or nothing; see ``sparse_bytes``."""
+    replace_file(Path(path), [sparse_bytes(patch, ties, inputs)])
+
+
+def sparse_bytes(
+    patch: Patch, ties: Mapping[str, str] | None = None, inputs: Mapping[str, Any] | None = None
+) -> bytes:
+    """The values of a patch and where its mask puts them; ``ties`` are the second names of shared tensors.
 
     ``inputs`` says how raw inputs become what the network sees (``FederatedData.inputs``).
     """
@@ -45,9 +53,16 @@ def save_sparse(
             kept = mask.of(name).cpu()
             values[f"{name}{MASK}"] = torch.from_numpy(np.packbits(kept.numpy()))
             shapes[name] = list(kept.shape)
-    metadata = {"format": FORMAT, "shapes": json.dumps(shapes), "ties": json.dumps(ties or {})}
+    metadata = {"format": FORMAT, "shapes": json.dumps(shapes), "ties": json.dumps(dict(ties or {}))}
     metadata["inputs"] = json.dumps(inputs or {})
-    save_file(values, path, metadata=metadata)
+    return save(values, metadata=metadata)
+
+
+def inputs_in(path: Path | str) -> dict[str, Any]:
+    """What a file says of raw inputs."""
+    with safe_open(path, framework="pt") as file:
+        found: dict[str, Any] = json.loads((file.metadata() or {}).get("inputs", "{}"))
+    return found
 
 
 def load_sparse(path: Path | str) -> dict[str, Tensor]:
@@ -67,7 +82,7 @@ def load_sparse_parts(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Te
             metadata = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
     except (OSError, SafetensorError) as error:
-        raise FedtailorError(f"{path} cannot be read: {error}") from error
+        raise CorruptError(f"{path} cannot be read: {error}") from error
     if metadata.get("format") != FORMAT:
         raise FedtailorError(f"{path}: format {metadata.get('format')!r}; expected {FORMAT!r}")
     masks = {

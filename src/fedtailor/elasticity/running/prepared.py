@@ -11,25 +11,32 @@ from fedtailor.data.batches import Batch, inputs_of
 
 
 def with_preparation(
-    network: nn.Module, preparation: nn.Module, key: str | None, example: Batch
-) -> nn.Module:
+    network: nn.Module, preparation: nn.Module | None, key: str | None, example: Batch
+) -> fx.GraphModule:
     """A plain module ``(preparation, network)`` that prepares one input and hands the others on.
 
     It is a graph of PyTorch's own, so that no fedtailor code is needed to run or load it. ``key`` names the input that
-    is prepared, as keyword argument; None is the first one.
+    is prepared, as keyword argument; None is the first one. Without a preparation it hands on all of them, and what it
+    is called with has names whatever the network's own signature says.
     """
     args, kwargs = inputs_of(example)
     graph = fx.Graph()
     given = [graph.placeholder(name) for name in _names(network, len(args))]
     named: dict[str, Any] = {name: graph.placeholder(name) for name in kwargs}
-    if key is None:
+    if preparation is None:
+        pass
+    elif key is None:
         given[0] = graph.call_module("preparation", (given[0],))
     else:
         named[key] = graph.call_module("preparation", (named[key],))
     graph.output(graph.call_module("network", tuple(given), named))
     holder = nn.Module()
-    holder.preparation, holder.network = preparation, network
-    return fx.GraphModule(holder, graph, class_name=type(network).__name__).train(network.training)
+    holder.network = network
+    if preparation is not None:
+        holder.preparation = preparation
+    whole = fx.GraphModule(holder, graph, class_name=type(network).__name__)
+    whole.train(network.training)
+    return whole
 
 
 def _names(network: nn.Module, count: int) -> list[str]:

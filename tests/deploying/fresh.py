@@ -1,0 +1,45 @@
+"""Runs deployed files as a device does, in a process of its own: ``python fresh.py CASES.json``.
+
+Importing fedtailor fails here, but for the classes of its networks where weights are put into one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    sys.path[:0] = asked["path"]
+    if asked["without_fedtailor"]:
+        sys.modules["fedtailor"] = None  # type: ignore[assignment]
+    import device
+    import numpy as np
+
+    values = np.load(asked["values"], allow_pickle=False)
+    inputs = [values[name] for name in values.files if name.startswith("input")]
+    expected = [values[name] for name in values.files if name.startswith("expected")]
+    found = {}
+    for file in asked["files"]:
+        if file.endswith(".safetensors"):
+            module, name, options = asked["model"]
+            network = device.load_safetensors(file, getattr(importlib.import_module(module), name)(**options))
+        else:
+            network = device.LOADERS[Path(file).suffix](file)
+        answers = network(*inputs)
+        assert len(answers) == len(expected)
+        shapes = [(one.shape, other.shape) for one, other in zip(answers, expected, strict=True)]
+        assert all(one == other for one, other in shapes), shapes
+        found[Path(file).suffix] = max(
+            float(np.abs(one - other).max()) for one, other in zip(answers, expected, strict=True)
+        )
+    heavy = {"fedtailor.deploying", "fedtailor.elasticity", "fedtailor.run"} & set(sys.modules)
+    assert not heavy, heavy
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
