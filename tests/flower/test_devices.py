@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 
+from flwr.app import Message
+
 from fedtailor.config import make_config
+from fedtailor.engines.flower.post import parcel_of
 from fedtailor.flower.server import serve
 from flower.loopback import LoopbackGrid
 
@@ -74,3 +79,62 @@ def test_devices_bring_their_own_data_names_and_limits(tmp_path: Path) -> None:
 def joined(folder: Path) -> list[dict[str, object]]:
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     return [event for event in events if event["event"] == "joined"]
+
+
+def test_numbers_belong_to_names(tmp_path: Path) -> None:
+    """Whoever is faster: numbers of a fresh run follow the names, those of a resumed one stay, and it waits for all."""
+    text = CONFIG.replace("{server}", write_examples(tmp_path / "server.npz", 24, 3))
+    text = text.replace("clients_per_round = 3", "clients_per_round = 2").replace("rounds = 2", "rounds = 3")
+    data = write_examples(tmp_path / "all.npz", 20, 3)
+    names = ("c", "a", "d", "b")
+    nodes = {
+        number: {"name": name, "dataset": data, "tier": "1", "state": str(tmp_path / name)}
+        for number, name in enumerate(names)
+    }
+
+    def stop(record: object) -> None:
+        raise RuntimeError("killed")
+
+    def numbers() -> dict[str, int]:
+        known = json.loads((tmp_path / "run" / "clients.json").read_text(encoding="utf-8"))
+        return dict(known["clients"])
+
+    config = make_config(tomllib.loads(text))
+    first = LoopbackGrid(text, {number: nodes[number] for number in (0, 1, 2)})
+    with pytest.raises(RuntimeError, match="killed"):
+        serve(first, config, tmp_path / "run", stop)
+    assert numbers() == {"a": 0, "c": 1, "d": 2}
+    late = {
+        90: nodes[3],
+        91: nodes[2],
+        92: nodes[1],
+    }  # under other numbers of nodes, and one of them comes last
+    grid = Filling(text, dict(late), {93: nodes[0]})
+    run = serve(grid, config, tmp_path / "run")
+    assert numbers() == {"a": 0, "c": 1, "d": 2, "b": 3}
+    assert run.state.round == 3
+    assert grid.looks[93] < grid.looks["tasks"]  # nobody was asked before the last one had come
+
+
+class Filling(LoopbackGrid):
+    """A grid that more nodes come to, at the third look."""
+
+    def __init__(
+        self, config: str, nodes: dict[int, dict[str, Any]], later: dict[int, dict[str, Any]]
+    ) -> None:
+        super().__init__(config, nodes)
+        self.later, self.looked = later, 0
+        self.looks: dict[object, int] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.looked += 1
+        if self.looked == 3:
+            self.nodes.update(self.later)
+            self.looks.update(dict.fromkeys(self.later, self.looked))
+        return super().get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        listed = list(messages)
+        if any(parcel_of(message.content).head["ask"] == "tasks" for message in listed):
+            self.looks.setdefault("tasks", self.looked)
+        return super().push_messages(listed)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import compare, data, flower, init, profile, report, resume, run, watch
+from fedtailor.cli import bench_device, compare, data, flower, init, profile, report, resume, run, watch
 from fedtailor.cli.lists import datasets, methods, models, runs
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
@@ -29,6 +29,7 @@ app.command("compare")(compare.compare)
 app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("profile")(profile.profile)
+app.command("bench-device")(bench_device.bench_device)
 app.command("new-app")(flower.new_app)
 app.command("flower-up")(flower.flower_up)
 app.command("runs")(runs.runs)

@@ -29,6 +29,7 @@ QUIET = {
 }
 CONNECTION = "fedtailor"  # one called ``local`` would start a simulation of its own
 START_SECONDS, STOP_SECONDS = 60.0, 10.0
+KEEPER = (sys.executable, "-m", "fedtailor.flower.keeping")  # in front of the command of a SuperNode
 
 
 @dataclass
@@ -74,7 +75,7 @@ class LocalLink:
         self._start(
             f"node{number}", "flower-supernode", "--superlink", self.address, "--root-certificates",
             str(self.authority), "--auth-supernode-private-key", str(key), "--port", str(free_port()),
-            "--node-config", pairs,
+            "--node-config", pairs, kept=True,
         )  # fmt: skip
 
     def online(self) -> int:
@@ -88,7 +89,7 @@ class LocalLink:
 
     def flwr(self, *words: str) -> str:
         """What Flower's own command says."""
-        command = [str(Path(sys.executable).parent / "flwr"), *words]
+        command = [str(installed("flwr")), *words]
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=120, check=False
         )
@@ -114,14 +115,12 @@ class LocalLink:
         for name in sorted(self.processes):
             self.stop(name)
 
-    def _start(self, name: str, program: str, *words: str) -> None:
-        found = Path(sys.executable).parent / program
-        if not found.is_file():
-            raise FedtailorError(f'{program} is not installed: pip install "fedtailor[flower]"')
+    def _start(self, name: str, program: str, *words: str, kept: bool = False) -> None:
+        command = [*(KEEPER if kept else ()), str(installed(program)), *words]
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             self.processes[name] = subprocess.Popen(
-                [str(found), *words], env=self.environment, cwd=self.folder, stdout=log, stderr=log,
+                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
@@ -164,6 +163,14 @@ def write_home(folder: Path, address: str, root_certificates: Path | None, insec
         lines.append("insecure = true")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def installed(program: str) -> Path:
+    """One of Flower's programs, beside this Python."""
+    found = Path(sys.executable).parent / program
+    if not found.is_file():
+        raise FedtailorError(f'{program} is not installed: pip install "fedtailor[flower]"')
+    return found
 
 
 def free_port() -> int:

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtailor.config import RunConfig, load_config
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import meets
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.cutting.selections import as_width
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.engine import FlowerEngine
 from fedtailor.engines.flower.post import Post
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.presets import build_fleet
-from fedtailor.fleet.roster import Roster
+from fedtailor.fleet.roster import Roster, placed
 from fedtailor.flower.remote import RemoteData
+from fedtailor.run.choosing import share_for
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.interface import OnRound, start
 from fedtailor.run.result import Run
@@ -70,24 +77,37 @@ def serve(
 def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[Setup, FlowerEngine]:
     """A setup whose clients are those who have joined; it waits for them, and no longer than ``engine.wait``."""
     objective, rules = config.objective.build(), config.engine
-    if isinstance(config.data.validation, float) and config.data.validation > 0:
-        raise FedtailorError(
-            f"data.validation = {config.data.validation}: on Flower clients keep no examples back to choose by; set 0"
-        )
+    share = share_for(config.data.validation, config.stopping, config.built_method)
     unsplit = replace(config.data, validation=0.0, clients=1, partition="iid", local_test=0.0)
     read = read_data(replace(config, data=unsplit), objective.task).to(pick_device(config.device))
-    data = RemoteData.of(read, roster)
+    data = RemoteData.of(read, roster, validated=share > 0)
     model, fleet = trace_model(config, data, objective), build_fleet(config.fleet)
     common = {
         "run": run, "classes": data.num_classes, "keep": config.checkpoint.every + 2,
         "tiers": [{name: str(limit) for name, limit in tier.budget.limits.items()} for tier in fleet.tiers],
     }  # fmt: skip
-    engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common)
+
+    def able(client: int, patches: Sequence[Patch]) -> bool:
+        """Nodes that hold parts of a split stand for any device; a device of its own runs what it can afford."""
+        if roster.split is not None:
+            return True
+        _, budget = placed(roster.profiles[client], fleet)
+        return all(_affords(model, budget, patch.cut) for patch in patches)
+
+    engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able)
     roster.look = engine.look
     engine.wait_for(config.clients_per_round, rules.wait)
     settings = config.round_settings
     setup = prepare(config.built_method, model, data, fleet, settings, Seeds(config.seed))
     return replace(setup, roster=roster), engine
+
+
+def _affords(model: ElasticModel, budget: Budget, cut: Cut) -> bool:
+    """Whether a budget pays for running a cut."""
+    wide = budget.width is None or cut.share(model.groups) <= as_width(budget.width)
+    stored = model.cost(cut).params / model.cost(Cut.everything()).params
+    dense = budget.density is None or stored <= as_width(budget.density)
+    return wide and dense and meets(model.costs, cut, budget)
 
 
 def _known(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from fedtailor.errors import FedtailorError, require
 from fedtailor.flower.app_folder import write_app
-from fedtailor.flower.local import CONNECTION, QUIET, write_home
+from fedtailor.flower.local import CONNECTION, QUIET, installed, write_home
 
 STARTED = re.compile(r"started run (\d+)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -46,9 +45,7 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
 
     ``on_line`` is told what the server says. Ctrl-C stops the run; the rounds that had ended are saved.
     """
-    program = Path(sys.executable).parent / "flwr"
-    if not program.is_file():
-        raise FedtailorError('running on Flower needs the extra: pip install "fedtailor[flower]"')
+    program = installed("flwr")
     with tempfile.TemporaryDirectory() as place:
         write_app(Path(place) / "fedtailor-run", config, str(folder))
         environment = link.home(Path(place) / "home")
