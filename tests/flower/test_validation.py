@@ -87,7 +87,7 @@ def test_a_device_scores_what_it_can_run_on_examples_of_its_own(tmp_path: Path) 
     )
     grid = LoopbackGrid(text, nodes)
     run = serve(grid, make_config(tomllib.loads(text)), tmp_path / "run")
-    asked = [list(head["scores"].values())[0] for head in scored(grid)]
+    asked = [next(iter(head["scores"].values())) for head in scored(grid)]
     assert sorted(asked) == [[0], [0, 1]]
     assert run.data.kept_back == 15
     assert run.data.sizes.tolist() == [15, 30, 2]  # by their names

@@ -46,7 +46,7 @@ class Curve:
 
     def macs(self, seconds: float) -> int:
         """What a step of so many seconds pays for; 0 where it is over before anything is computed."""
-        return max(0, int((seconds - self.overhead) * self.rate / self.batch_size))
+        return max(0, round((seconds - self.overhead) * self.rate / self.batch_size))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.fleet.roster import Roster, placed
 from fedtailor.flower.remote import RemoteData
+from fedtailor.record import RoundRecord
 from fedtailor.run.choosing import share_for
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.interface import OnRound, start
@@ -34,9 +36,11 @@ from fedtailor.run.result import Run
 from fedtailor.run.setup import pick_device, prepare, read_data, torch_threads, trace_model
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import Setup
-from fedtailor.storage.files import CLIENTS, replace_file
+from fedtailor.storage.files import CLIENTS, DEVICES, replace_file
 from fedtailor.storage.journal import Journal
 from fedtailor.storage.run_folder import CONFIG
+
+LOOKS = 2.0  # seconds between two looks of somebody who watches
 
 
 def serve(
@@ -60,18 +64,44 @@ def serve(
         journal.begin(marks, config.checkpoint, setup.start, setup.device, allow_drift=allow_drift)
         _remember(folder, known["run"], roster)
 
+        show = Shown(folder / DEVICES, engine)
+
         def note(event: str, fields: Mapping[str, object]) -> None:
             journal.log(event, **fields)
             if event == "joined":
                 _remember(folder, known["run"], roster)
+            show()
+
+        def follow(record: RoundRecord) -> None:
+            show(now=True)
+            if on_round is not None:
+                on_round(record)
 
         for client, node in sorted(
             engine.homes.items()
         ):  # those who came before there was a folder to say so in
             profile = roster.profiles[client]
             note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
-        engine.note = note
-        return start(setup, origin, on_round, journal, engine=engine)
+        engine.note, engine.moved = note, show
+        return start(setup, origin, follow, journal, engine=engine)
+
+
+class Shown:
+    """Keeps the file that people watch up to date, but not more often than they look."""
+
+    def __init__(self, file: Path, engine: FlowerEngine) -> None:
+        self.file, self.engine, self.due = file, engine, 0.0
+        if file.is_file():
+            engine.ledger.go_on(json.loads(file.read_text(encoding="utf-8")))
+
+    def __call__(self, now: bool = False) -> None:
+        """Write it, if it is time."""
+        if not now and time.monotonic() < self.due:
+            return
+        engine = self.engine
+        value = engine.ledger.value(engine.roster, engine.homes, engine.refused)
+        replace_file(self.file, [json.dumps(value, separators=(",", ":")).encode()])
+        self.due = time.monotonic() + LOOKS
 
 
 def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[Setup, FlowerEngine]:

@@ -65,6 +65,7 @@ def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
         config=config,
         environment=_read(folder / ENVIRONMENT, json.loads),
         confusion=run.confusion(),
+        devices=run.devices(),
         tables={name: table.tolist() for name, table in run.load_diagnostics().items()},
     )
 

@@ -25,6 +25,7 @@ Buffer = bytes | bytearray | memoryview
 PART = ".part"  # ends the name of everything that is not complete yet
 LOCK = "run.lock"
 CLIENTS = "clients.json"  # in the folder of a run on Flower, and in no other
+DEVICES = "devices.json"  # the same: who is there, what went to and fro, for people who watch
 
 _UNLOCKABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # a file system without locks
 

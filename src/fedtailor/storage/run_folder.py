@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 
 from fedtailor.errors import FedtailorError
 from fedtailor.record import Covered, RoundRecord, Row
-from fedtailor.storage.files import in_use, replace_file
+from fedtailor.storage.files import DEVICES, in_use, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,6 +89,10 @@ class RunFolder:
     def confusion(self) -> Row:
         """Which classes the result takes for which; nothing where the folder does not say."""
         return self._values(CONFUSION)
+
+    def devices(self) -> Row:
+        """Who is there, of a run on other machines; nothing of any other."""
+        return self._values(DEVICES)
 
     def _values(self, name: str) -> Row:
         file = self.path / name

@@ -16,6 +16,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.choice import Able, Choice
 from fedtailor.engines.flower.frames import answer_from, state_key, task_head
+from fedtailor.engines.flower.ledger import Ledger
 from fedtailor.engines.flower.post import Failed, Head, Parcel, Post
 from fedtailor.engines.protocol import Answer
 from fedtailor.errors import FedtailorError
@@ -52,6 +53,8 @@ class FlowerEngine:
     test: Examples
     able: Able  # whether a device can run a network
     note: Event = _silent
+    ledger: Ledger = field(default_factory=Ledger)
+    moved: Callable[[], None] = lambda: None  # is told when something came or went
     homes: dict[int, int] = field(default_factory=dict)  # client -> the node that answers for it
     asked: dict[str, int] = field(default_factory=dict)  # messages that ask who a node is
     met: set[int] = field(default_factory=set)  # nodes that were asked
@@ -196,6 +199,8 @@ class FlowerEngine:
                 self.known.pop(node, None)
                 waiting |= self._ask_scores(choice, [node])
             elif answer is not None:
+                if isinstance(answer, Parcel):
+                    self.ledger.heard(list(choice.of_node[node]), answer)
                 for client, problem in choice.take(node, answer, self.model).items():
                     fields = {"node": str(node), "client": self.roster.name(client), "reason": problem}
                     self.note("validation refused", fields)
@@ -206,6 +211,7 @@ class FlowerEngine:
         for node in nodes:
             head, pieces, levels = choice.question(node)
             parcels[node] = self._parcel(node, {"ask": "measure", **head}, pieces, levels)
+            self.ledger.sent(list(choice.of_node[node]), parcels[node])
         return self.post.send(parcels, "evaluate", "validate")
 
     def _heard(self, waiting: dict[str, int]) -> Iterator[tuple[int, Parcel | Failed | None]]:
@@ -216,6 +222,7 @@ class FlowerEngine:
             for number, answer in list(self.post.received(waiting.keys())):
                 heard = True
                 yield waiting.pop(number), answer
+            self.moved()
             if not heard:
                 yield -1, None
                 time.sleep(POLL)
@@ -246,6 +253,8 @@ class FlowerEngine:
                 levels |= maps
                 action, round = task.action, task.round
             parcels[node] = self._parcel(node, {"ask": "tasks", "tasks": heads}, pieces, levels)
+            self.ledger.tier_of |= {client: task.client.tier for client, task in tasks.items()}
+            self.ledger.sent(list(tasks), parcels[node])
         kind = {"train": "train", "evaluate": "evaluate", "validate": "evaluate"}.get(action, "query")
         return self.post.send(parcels, kind, str(round + 1))
 
@@ -253,6 +262,8 @@ class FlowerEngine:
         left = dict(tasks)
         if isinstance(answer, Failed):
             answer = Parcel({"error": answer.reason})
+        else:
+            self.ledger.heard(list(tasks), answer)
         problem, said = str(answer.head.get("error") or ""), answer.head.get("answers")
         for head in said if isinstance(said, list) else []:
             try:
