@@ -18,6 +18,8 @@ from flwr.app import Message
 from fedtailor.config import make_config
 from fedtailor.engines.flower.post import parcel_of
 from fedtailor.flower.server import serve
+from fedtailor.report.live import WAITING, look
+from fedtailor.run.result import Run
 from flower.loopback import LoopbackGrid
 
 CONFIG = """
@@ -72,8 +74,35 @@ def test_devices_bring_their_own_data_names_and_limits(tmp_path: Path) -> None:
     assert known["parts"] is None
     assert len(run.data.test) == 12
     assert {name: int(run.data.sizes[number]) for name, number in known["clients"].items()} == examples
+    check_what_is_watched(tmp_path / "run", run)
     held = {tier: spent.parameters for tier, spent in run.history[0].by_tier.items()}
     assert held["0.5"] < 2 * held["1"]  # two clients, of which one brought a limit of 100 parameters
+
+
+def check_what_is_watched(folder: Path, run: Run) -> None:
+    """Who is connected, which tier, the last answer, and every byte that went to and fro."""
+    shown = json.loads((folder / "devices.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in shown["clients"]}
+    assert {name: row["tier"] for name, row in rows.items()} == {
+        "board": "0.5",
+        "phone": "0.5",
+        "laptop": "1",
+    }
+    assert rows["phone"]["limits"] == "params 100"
+    assert all(row["connected"] and row["last_answer"] and row["asked"] >= 2 for row in rows.values())
+    assert sum(spent["down"] for spent in shown["tiers"].values()) == sum(
+        row["down"] for row in rows.values()
+    )
+    spent = [record.training for record in run.history]
+    assert sum(row["down"] for row in rows.values()) > sum(each.bytes_down for each in spent)
+    state, panels = look(folder)
+    panel = next(each for each in panels if each.key == "devices")
+    assert [caption.split(" at ")[0] for caption, _ in panel.tables] == [
+        "Clients",
+        "Traffic by tier, all that was sent and received",
+    ]
+    assert [row["client"] for row in panel.tables[0][1]] == ["board", "laptop", "phone"]
+    assert "finished" in state
 
 
 def joined(folder: Path) -> list[dict[str, object]]:
@@ -93,6 +122,9 @@ def test_numbers_belong_to_names(tmp_path: Path) -> None:
     }
 
     def stop(record: object) -> None:
+        (tmp_path / "run" / "metrics.jsonl").rename(tmp_path / "kept")
+        seen.append(look(tmp_path / "run")[0])  # as it was before the first round had ended
+        (tmp_path / "kept").rename(tmp_path / "run" / "metrics.jsonl")
         raise RuntimeError("killed")
 
     def numbers() -> dict[str, int]:
@@ -100,10 +132,12 @@ def test_numbers_belong_to_names(tmp_path: Path) -> None:
         return dict(known["clients"])
 
     config = make_config(tomllib.loads(text))
+    seen: list[str] = []
     first = LoopbackGrid(text, {number: nodes[number] for number in (0, 1, 2)})
     with pytest.raises(RuntimeError, match="killed"):
         serve(first, config, tmp_path / "run", stop)
     assert numbers() == {"a": 0, "c": 1, "d": 2}
+    assert seen == [f"{WAITING}; 3 of 3 clients connected"]
     late = {
         90: nodes[3],
         91: nodes[2],

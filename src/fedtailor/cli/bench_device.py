@@ -69,7 +69,7 @@ def bench_device(
     """Train a few steps of a network at several widths, and say what this device can do."""
     load_torch()
     from fedtailor.fleet.bench import bench
-    from fedtailor.flower.device_file import MEASURED, NO_TIME, read_device, settled, write_device
+    from fedtailor.flower.device_file import MEASURED, NO_TIME, curve_from, read_device, settled, write_device
     from fedtailor.run.setup import torch_threads
     from fedtailor.steps import heard_by
 
@@ -81,7 +81,7 @@ def bench_device(
         found = bench(model, workload, device, threads)
     limits, measured = says.limits(found.free), _measured(found, device, threads)
     table = {**known, **limits, MEASURED: measured}
-    limit = settled({**known, **limits}, found.curve)
+    limit = settled({**known, **limits}, curve_from(measured))
     if write is not None:
         write_device(write, table)
     if as_json:

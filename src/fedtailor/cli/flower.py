@@ -100,6 +100,18 @@ def flower_keys(
         console.print(f"{key}: for this node alone;  {each}: register it at the SuperLink", markup=False)
 
 
+def flower_link(
+    keys: Annotated[Path, typer.Argument(help="The folder that flower-keys wrote.")],
+    host: Annotated[str, typer.Option(help="On which address to listen; 0.0.0.0: on all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The one port that nodes and commands need.")] = 8000,
+    database: Annotated[Path, typer.Option(help="Where it keeps what it knows.")] = Path("superlink.db"),
+) -> None:
+    """Run a SuperLink over TLS that lets in registered SuperNodes alone, until Ctrl-C."""
+    from fedtailor.flower.node import run_link
+
+    run_link(keys, host, port, database)
+
+
 def flower_nodes(
     superlink: Annotated[str, typer.Option(help="The SuperLink's address, host:port.")],
     root_certificates: Annotated[Path, typer.Option(help="The authority's certificate, ca.crt.")],

@@ -1,4 +1,4 @@
-"""Keeps a SuperNode running: ``python -m fedtailor.flower.keeping flower-supernode ...``.
+"""Keeps a SuperNode (or a SuperLink) running: ``python -m fedtailor.flower.keeping flower-supernode ...``.
 
 A SuperLink takes a node that was lost for connected until it has missed two heartbeats, 60 seconds in all, and lets
 nobody in under its key meanwhile; a SuperNode that is not let in ends. So whoever is killed and started again at once
@@ -29,7 +29,7 @@ def keep(command: Sequence[str], pause: float = PAUSE) -> int:
                 return code
             print(
                 f"{command[0]} has ended (exit code {code}): starting it again in {pause:g} s. A SuperLink lets a "
-                "node that was lost back in after 60 s.",
+                "node that was lost in again after 60 s.",
                 flush=True,
             )
             time.sleep(pause)

@@ -50,7 +50,7 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
         write_app(Path(place) / "fedtailor-run", config, str(folder))
         environment = link.home(Path(place) / "home")
         command = [str(program), "run", str(Path(place) / "fedtailor-run"), CONNECTION, "--stream"]
-        number, lines = "", list[str]()
+        number, lines, said = "", list[str](), list[str]()
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             stdin=subprocess.DEVNULL,
@@ -62,6 +62,7 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
                     number = found[1] if (found := STARTED.search(line)) else number
                     lines = [*lines[-30:], line]
                     if line.startswith(SAYS):
+                        said.append(line)
                         on_line(line)
             except KeyboardInterrupt:
                 process.terminate()
@@ -71,8 +72,8 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
                 raise
         if not number:
             raise FedtailorError(f"the SuperLink at {link.address} took no run: {_last(lines)}")
-        if not any(line.startswith("finished: ") for line in lines):
-            told = next((line for line in reversed(lines) if line.startswith("error: ")), "")
+        if not any(line.startswith("finished: ") for line in said):
+            told = next((line for line in reversed(said) if line.startswith("error: ")), "")
             raise FedtailorError(
                 told.removeprefix("error: ") or f"the run ended on the SuperLink: {_last(lines)}"
             )
