@@ -40,6 +40,7 @@ class ReportedRun:
     confusion: Mapping[str, Any] = field(
         default_factory=dict
     )  # of ``tiers``: true class -> answer -> examples
+    devices: Mapping[str, Any] = field(default_factory=dict)  # of a run on other machines: who is there
     repeats: Sequence[str] = ()  # folders of the same run with the same seed, which count no second time
 
 

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import check, compare, data, deploy, flower, init, profile, report, resume, run, watch
+from fedtailor.cli import (
+    bench_device,
+    check,
+    compare,
+    data,
+    deploy,
+    flower,
+    init,
+    profile,
+    report,
+    resume,
+    run,
+    watch,
+)
 from fedtailor.cli.lists import datasets, methods, models, runs
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
@@ -31,7 +44,12 @@ app.command("report")(report.report)
 app.command("profile")(profile.profile)
 app.command("deploy")(deploy.deploy)
 app.command("check")(check.check)
+app.command("bench-device")(bench_device.bench_device)
 app.command("new-app")(flower.new_app)
+app.command("flower-keys")(flower.flower_keys)
+app.command("flower-link")(flower.flower_link)
+app.command("flower-nodes")(flower.flower_nodes)
+app.command("flower-node")(flower.flower_node)
 app.command("flower-up")(flower.flower_up)
 app.command("runs")(runs.runs)
 app.command("methods")(methods.methods)

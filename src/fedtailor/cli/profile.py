@@ -105,7 +105,7 @@ def _of_network(network: Network, fleet: str) -> tuple[str, ElasticModel, Pieces
     from fedtailor.fleet import fleet_by_name
 
     tiers = fleet_by_name(fleet).tiers
-    traced = _traced(network.model, network.input_shape, network.classes)
+    traced = traced_network(network)
     title = f"{network.model}, input {network.input_shape}, {network.classes} classes"
     return title, traced, lambda: {tier.name: traced.fit(tier.budget) for tier in tiers}
 
@@ -126,17 +126,18 @@ def _row(network: ElasticModel, tier: str, cut: Cut) -> dict[str, Any]:
     return {"tier": tier, "width": cut.tag, "params": cost.params, "macs": cost.macs, "bytes": cost.bytes}
 
 
-def _traced(model: str, input_shape: str, classes: int) -> ElasticModel:
+def traced_network(network: Network) -> ElasticModel:
+    """A network by name, for examples of the shape that was asked for."""
     import torch
 
     from fedtailor.elasticity.front_door import elastic
     from fedtailor.errors import require
     from fedtailor.models import build_model
 
-    shape = parsed_shape(input_shape)
+    shape, classes = parsed_shape(network.input_shape), network.classes
     require(classes >= 1, "--classes", classes, "at least 1")
-    network = build_model(model, input_shape=shape, num_classes=classes)
-    return elastic(network, (example_of(network, shape), torch.zeros(2, dtype=torch.long)))
+    module = build_model(network.model, input_shape=shape, num_classes=classes)
+    return elastic(module, (example_of(module, shape), torch.zeros(2, dtype=torch.long)))
 
 
 def parsed_shape(text: str) -> tuple[int, ...]:

@@ -124,6 +124,11 @@ class FederatedData:
         choosing = {} if self.validation is None else {"validate": (self.validation, self.validation.whole)}
         return {"evaluate": (self.tests, self.test), **choosing}
 
+    @property
+    def kept_back(self) -> int:
+        """How many examples clients keep back to choose by."""
+        return 0 if self.validation is None else len(self.validation.partition.order)
+
     def with_validation(self, share: float, seeds: Seeds, min_examples: int = 2) -> FederatedData:
         """The same data, of which every client keeps a random ``share`` back to choose by."""
         if share == 0 or self.validation is not None:

@@ -31,7 +31,7 @@ def overview(data: FederatedData) -> dict[str, Any]:
         "clients": data.num_clients,
         "unseen_clients": 0 if data.unseen is None else len(data.unseen),
         "train_examples": int(sizes.sum()),
-        **({} if data.validation is None else {"validation_examples": len(data.validation.partition.order)}),
+        **({} if data.validation is None else {"validation_examples": data.kept_back}),
         "test_examples": len(data.test),
         "classes": data.num_classes,
         "smallest_client": int(sizes.min()),

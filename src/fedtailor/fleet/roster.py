@@ -33,11 +33,12 @@ class Profile:
     tests: int = 0  # examples of its own that it evaluates on
     tier: str | None = None
     budget: Budget | None = None
+    kept: int = 0  # examples that it keeps back to choose by
 
     def __post_init__(self) -> None:
         named = isinstance(self.name, str) and NAME.fullmatch(self.name) is not None
         require(named, "name", self.name, "up to 64 letters, digits and . _ @ : + -")
-        for field in ("examples", "tests"):
+        for field in ("examples", "tests", "kept"):
             count, least = getattr(self, field), 1 if field == "examples" else 0
             fine = isinstance(count, int) and not isinstance(count, bool) and least <= count <= MOST_EXAMPLES
             require(fine, field, count, f"a whole number from {least}")
@@ -47,7 +48,8 @@ class Profile:
         """Plain values, for a message."""
         limits = {} if self.budget is None else {name: str(x) for name, x in self.budget.limits.items()}
         return {
-            "name": self.name, "examples": self.examples, "tests": self.tests, "tier": self.tier, "limits": limits,
+            "name": self.name, "examples": self.examples, "tests": self.tests, "kept": self.kept, "tier": self.tier,
+            "limits": limits,
         }  # fmt: skip
 
     @classmethod
@@ -55,7 +57,7 @@ class Profile:
         """The inverse, of what another machine sent: anything else is refused by the name of the field."""
         require(isinstance(value, Mapping), "profile", value, "a table")
         assert isinstance(value, Mapping)
-        known = {"name", "examples", "tests", "tier", "limits"}
+        known = {"name", "examples", "tests", "kept", "tier", "limits"}
         for key in value:
             if key not in known:
                 raise unknown("field of a profile", key, known)
@@ -66,9 +68,8 @@ class Profile:
             if name not in LIMITS:
                 raise unknown("limit", name, LIMITS)
         budget = Budget(**limits) if limits else None
-        return cls(
-            value.get("name", ""), value.get("examples", 0), value.get("tests", 0), value.get("tier"), budget
-        )
+        counts = {field: value.get(field, 0) for field in ("examples", "tests", "kept")}
+        return cls(value.get("name", ""), tier=value.get("tier"), budget=budget, **counts)
 
 
 LIMITS = ("macs", "params", "bytes", "memory", "step_time")  # what a device may say of itself
@@ -93,6 +94,7 @@ class Roster:
         self.look = look
         self.profiles: dict[int, Profile] = {}
         self.present: set[int] = set()
+        self.fresh = not self.numbers  # whether nobody has a number from before
 
     def join(self, profile: Profile) -> int:
         """Take a client in, or note what it says now; its number."""
@@ -106,6 +108,20 @@ class Roster:
         self.profiles[number] = profile
         self.present.add(number)
         return number
+
+    def sort(self) -> dict[int, int]:
+        """Number those who have joined a fresh run by their names, so that who was faster decides nothing; old to new.
+
+        After that numbers stay as they are: who comes later has the next one, and a run that is resumed keeps all.
+        """
+        if not self.fresh or self.split is not None:
+            return {number: number for number in self.numbers.values()}
+        self.fresh = False
+        moved = {self.numbers[name]: place for place, name in enumerate(sorted(self.numbers))}
+        self.numbers = {name: moved[number] for name, number in self.numbers.items()}
+        self.profiles = {moved[number]: profile for number, profile in self.profiles.items()}
+        self.present = {moved[number] for number in self.present}
+        return moved
 
     def leave(self, number: int) -> None:
         """A client that cannot be asked at the moment; what it said of itself is kept."""
@@ -127,6 +143,10 @@ class Roster:
     def tests(self, number: int) -> int:
         """How many examples of its own a client evaluates on."""
         return self.profiles[number].tests if number in self.profiles else 0
+
+    def kept(self, number: int) -> int:
+        """How many examples a client keeps back to choose by."""
+        return self.profiles[number].kept if number in self.profiles else 0
 
     def counts(self, fleet: Fleet) -> list[int]:
         """How many of those who are there belong to each tier now."""

@@ -7,6 +7,7 @@ here. What a client keeps from round to round lies beside it on this disk.
 A node is a device of its own, or holds parts of a split for trying things out:
 
     name="phone-17" dataset="photos/" tier="phone"          a device; or macs="5M" memory="200MB" instead of a tier
+    device="phone.toml"                                     the same in a file, which is read in every round
     partition-id=0 num-partitions=2                         clients 0, 2, 4 ... of the split that the config describes
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,24 +23,28 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtailor.client.evaluate import evaluate_deployed
 from fedtailor.config import RunConfig
 from fedtailor.data.batches import Examples
-from fedtailor.data.federated import FederatedData
+from fedtailor.data.federated import FederatedData, Parts
+from fedtailor.data.splits import hold_back_for_all
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.flower.frames import answer_head, state_key, task_from
+from fedtailor.engines.flower.frames import answer_head, patch_from, state_key, task_from
 from fedtailor.engines.flower.memory import Cupboard, get_maps, put_maps
 from fedtailor.engines.flower.post import Head, Parcel
 from fedtailor.engines.protocol import answer_to
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.roster import LIMITS, Profile
 from fedtailor.flower.app_folder import config_of
+from fedtailor.flower.device_file import node_table
 from fedtailor.messages import Refused
 from fedtailor.method import Method
+from fedtailor.run.choosing import share_for
 from fedtailor.run.setup import pick_device, read_data, torch_threads, trace_model
+from fedtailor.seeds import Seeds
 
-OF_A_NODE = ("name", "dataset", "tier", "state", "partition-id", "num-partitions", *LIMITS)
 STATE = Path("~/.fedtailor/clients")  # what clients keep, if the node does not say otherwise
 
 Table = Mapping[str, Any]
@@ -48,9 +53,13 @@ Table = Mapping[str, Any]
 def respond(parcel: Parcel, run: Table, node: Table) -> Parcel:
     """The answer to a message; what goes wrong in a way that people can mend is an answer too."""
     try:
-        device = Device(config_of(run), node, parcel.head)
+        device = Device(config_of(run), node_table(node), parcel.head)
         with torch_threads(device.config.threads):
-            return device.introduce() if parcel.head.get("ask") == "join" else device.work(parcel)
+            ways = {"join": device.introduce, "tasks": device.work, "measure": device.score}
+            ask = str(parcel.head.get("ask"))
+            if ask not in ways:
+                raise unknown("question of a server", ask, ways)
+            return ways[ask](parcel)
     except FedtailorError as error:
         return Parcel({"error": str(error)})
 
@@ -62,11 +71,6 @@ class Device:
     config: RunConfig
     node: Table
     head: Head
-
-    def __post_init__(self) -> None:
-        for key in self.node:
-            if key not in OF_A_NODE:
-                raise unknown("key in --node-config", key, OF_A_NODE)
 
     @property
     def parts(self) -> tuple[int, int] | None:
@@ -86,11 +90,22 @@ class Device:
         config = self.config
         if self.parts is None:
             dataset = str(self.node.get("dataset", config.data.dataset))
-            own = dataclasses.replace(config.data, dataset=dataset, clients=1, partition="iid")
+            own = dataclasses.replace(
+                config.data, dataset=dataset, clients=1, partition="iid", validation=0.0
+            )
             config = dataclasses.replace(config, data=own, clients_per_round=1)
         data = read_data(config, config.objective.build().task).to(pick_device(config.device))
+        data = data if self.parts is not None else self._with_kept(data)
         classes = self.head.get("classes")
         return data if not isinstance(classes, int) else dataclasses.replace(data, num_classes=classes)
+
+    def _with_kept(self, data: FederatedData) -> FederatedData:
+        """A device's own data, of which it keeps a share back to choose by, if it has enough for that."""
+        config = self.config
+        share = share_for(config.data.validation, config.stopping, config.built_method)
+        seeds, least = Seeds(config.seed), config.data.min_examples
+        _, held = hold_back_for_all(data.partition, share, least, seeds)
+        return data.with_validation(share, seeds, least) if len(held.order) else data
 
     @cached_property
     def model(self) -> ElasticModel:
@@ -111,7 +126,7 @@ class Device:
         number, count = self.parts
         return {str(part): part for part in range(self.data.num_clients) if part % count == number}
 
-    def introduce(self) -> Parcel:
+    def introduce(self, _parcel: Parcel) -> Parcel:
         """Who answers here, with how many examples, on what kind of device."""
         return Parcel({**self._said(), "model": state_key(self.model)})
 
@@ -121,42 +136,68 @@ class Device:
     def _profiles(self) -> list[dict[str, Any]]:
         limits = {name: self.node[name] for name in LIMITS if name in self.node}
         budget, tier = Budget(**limits) if limits else None, self.node.get("tier")
-        tests = self.data.tests
+        sizes, tests, kept = self.data.sizes, self.data.tests, self.data.validation
+
+        def count(parts: Parts | None, part: int) -> int:
+            return 0 if parts is None else int(parts.partition.sizes[part])
+
         return [
-            Profile(
-                name,
-                int(self.data.sizes[part]),
-                0 if tests is None else int(tests.partition.sizes[part]),
-                tier,
-                budget,
-            ).value()
+            Profile(name, int(sizes[part]), count(tests, part), tier, budget, count(kept, part)).value()
             for name, part in self.clients.items()
         ]
 
     def work(self, parcel: Parcel) -> Parcel:
         """Do the tasks one after the other; if a map of masks is missing here, ask for it instead."""
-        folder = self._folder()
         heads = parcel.head.get("tasks") or []
-        names = {head["levels"] for head in heads if head["levels"]}
-        for name in names & parcel.pieces.keys():
-            put_maps(folder, name, parcel.pieces[name])
-        maps = {name: get_maps(folder, name) for name in names}
-        missing = sorted(name for name, levels in maps.items() if levels is None)
-        if missing:
-            return Parcel({"missing": missing})
+        maps = self._maps(parcel, heads)
+        if isinstance(maps, Parcel):
+            return maps
         answers: list[Head] = []
         pieces: dict[str, bytes] = {}
         for head in heads:
-            answer, frames = self._one(head, parcel.pieces[head["piece"]], maps.get(head["levels"]))
+            answer, frames = self._one(head, parcel.pieces, maps.get(head["levels"]))
             answers.append(answer)
             pieces |= frames
         return Parcel({"answers": answers, **self._said()}, pieces)
 
-    def _one(self, head: Head, piece: bytes, levels: Levels | None) -> tuple[Head, dict[str, bytes]]:
+    def score(self, parcel: Parcel) -> Parcel:
+        """How good networks are on the examples that clients here keep back to choose by."""
+        networks: dict[str, list[Head]] = parcel.head["networks"]
+        maps = self._maps(parcel, [head for heads in networks.values() for head in heads])
+        if isinstance(maps, Parcel):
+            return maps
+        patches = {
+            int(number): [patch_from(head, parcel.pieces, maps.get(head["levels"])) for head in heads]
+            for number, heads in networks.items()
+        }
+        kept, scores = self.data.validation, {}
+        for client, numbers in parcel.head["scores"].items():
+            if kept is not None and kept.partition.sizes[self._part(int(client))]:
+                own = [patches[number] for number in numbers]
+                scores[client] = evaluate_deployed(self.model, own, kept.part(self._part(int(client))))
+        return Parcel({"scores": scores, **self._said()})
+
+    def _maps(self, parcel: Parcel, heads: Sequence[Head]) -> dict[str, Levels] | Parcel:
+        """The maps of masks that patches need; if one is missing here, the request for it."""
+        folder, names = self._folder(), {head["levels"] for head in heads if head["levels"]}
+        for name in names & parcel.pieces.keys():
+            put_maps(folder, name, parcel.pieces[name])
+        found = {name: get_maps(folder, name) for name in names}
+        missing = sorted(name for name, levels in found.items() if levels is None)
+        if missing:
+            return Parcel({"missing": missing})
+        return {name: levels for name, levels in found.items() if levels is not None}
+
+    def _one(
+        self, head: Head, pieces: Mapping[str, bytes], levels: Levels | None
+    ) -> tuple[Head, dict[str, bytes]]:
         cupboard = Cupboard(self._folder() / f"client-{int(head['client'][0]):08d}")
         version = tuple(head["memory"])
         found: dict[str, Tensor] | None = cupboard.get(version) if version else {}
-        task = task_from(head, piece, levels, found or {})
+        task = task_from(head, pieces, levels, found or {})
+        if task.action == "validate" and self.data.validation is None:
+            none = Refused(task.client.id, task.round, "no-answer", "keeps no examples back to choose by")
+            return answer_head(none, kept=False, lost=False)
         answer = answer_to(task, self.method, self._examples(head), self.model)
         kept = not isinstance(answer, Refused) and bool(answer.memory)
         if kept and not isinstance(answer, Refused):
@@ -165,8 +206,11 @@ class Device:
         return answer_head(answer, kept, lost=found is None)
 
     def _examples(self, head: Head) -> Examples:
-        client, action = int(head["client"][0]), str(head["action"])
-        return self.data.examples_for(0 if self.parts is None else client, action)
+        return self.data.examples_for(self._part(int(head["client"][0])), str(head["action"]))
+
+    def _part(self, client: int) -> int:
+        """Which part of the data here belongs to a client."""
+        return 0 if self.parts is None else client
 
     def _folder(self) -> Path:
         run = str(self.head.get("run", ""))

@@ -7,6 +7,7 @@ Flower starts itself. Nothing leaves this machine: telemetry, the search for upd
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -26,9 +27,13 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
 CONNECTION = "fedtailor"  # one called ``local`` would start a simulation of its own
-START_SECONDS, STOP_SECONDS = 60.0, 10.0
+FEDERATION = "@none/default"  # the one that every SuperLink has
+NODE = ("node-id", "status", "online-at")
+START_SECONDS, STOP_SECONDS, CALL_SECONDS = 60.0, 10.0, 120.0
+KEEPER = (sys.executable, "-m", "fedtailor.flower.keeping")  # in front of the command of a SuperNode
 
 
 @dataclass
@@ -55,12 +60,13 @@ class LocalLink:
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": programs}
 
-    def start_link(self) -> None:
+    def start_link(self, simulation: bool = False) -> None:
         """Start the SuperLink; what it knows lies in a database, so that it may be killed and started again."""
+        kind = "--simulation" if simulation else "--enable-supernode-auth"
         files = {name: str(self.folder / f"server.{name}") for name in ("crt", "key")}
         self._start(
             "superlink", "flower-superlink", "--ssl-certfile", files["crt"], "--ssl-keyfile", files["key"],
-            "--ssl-ca-certfile", str(self.authority), "--enable-supernode-auth", "--port", str(self.port),
+            "--ssl-ca-certfile", str(self.authority), kind, "--port", str(self.port),
             "--database", str(self.folder / "superlink.db"),
         )  # fmt: skip
         self._wait(lambda: _listening(self.port), "superlink")
@@ -74,13 +80,12 @@ class LocalLink:
         self._start(
             f"node{number}", "flower-supernode", "--superlink", self.address, "--root-certificates",
             str(self.authority), "--auth-supernode-private-key", str(key), "--port", str(free_port()),
-            "--node-config", pairs,
+            "--node-config", pairs, kept=True,
         )  # fmt: skip
 
     def online(self) -> int:
         """How many SuperNodes are connected."""
-        listed = json.loads(self.flwr("supernode", "list", CONNECTION, "--format", "json"))
-        return sum(node.get("status") == "online" for node in listed.get("nodes", []))
+        return sum(node["status"] == "online" for node in nodes_of(self.flwr))
 
     def wait_for_nodes(self, count: int) -> None:
         """Until so many are connected."""
@@ -88,15 +93,7 @@ class LocalLink:
 
     def flwr(self, *words: str) -> str:
         """What Flower's own command says."""
-        command = [str(Path(sys.executable).parent / "flwr"), *words]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        if done.returncode:
-            raise FedtailorError(
-                f"{' '.join(['flwr', *words[:2]])}: {(done.stderr or done.stdout).strip()[-500:]}"
-            )
-        return done.stdout
+        return flwr(self.environment, *words)
 
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
         """End a process and all that it started."""
@@ -114,14 +111,12 @@ class LocalLink:
         for name in sorted(self.processes):
             self.stop(name)
 
-    def _start(self, name: str, program: str, *words: str) -> None:
-        found = Path(sys.executable).parent / program
-        if not found.is_file():
-            raise FedtailorError(f'{program} is not installed: pip install "fedtailor[flower]"')
+    def _start(self, name: str, program: str, *words: str, kept: bool = False) -> None:
+        command = [*(KEEPER if kept else ()), str(installed(program)), *words]
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             self.processes[name] = subprocess.Popen(
-                [str(found), *words], env=self.environment, cwd=self.folder, stdout=log, stderr=log,
+                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
@@ -139,16 +134,37 @@ class LocalLink:
 @contextlib.contextmanager
 def local_link(folder: Path, nodes: Sequence[Mapping[str, object]]) -> Iterator[LocalLink]:
     """A SuperLink with these SuperNodes; all of them end with the block."""
+    with _stopped(folder) as link:
+        link.start_link()
+        for number, config in enumerate(nodes):
+            link.add_node(number, config)
+        link.wait_for_nodes(len(nodes))
+        yield link
+
+
+@contextlib.contextmanager
+def simulated_link(folder: Path, nodes: int, processors: int = 1) -> Iterator[LocalLink]:
+    """A SuperLink whose nodes are simulated on this machine or on a cluster, by Ray; each is given some processors."""
+    if importlib.util.find_spec("ray") is None:
+        raise FedtailorError('simulated nodes need the extra: pip install "fedtailor[flower-simulation]"')
+    with _stopped(folder) as link:
+        link.start_link(simulation=True)
+        link.flwr(
+            "federation", "simulation-config", FEDERATION, CONNECTION, "--num-supernodes", str(nodes),
+            "--client-resources-num-cpus", str(processors),
+        )  # fmt: skip
+        yield link
+
+
+@contextlib.contextmanager
+def _stopped(folder: Path) -> Iterator[LocalLink]:
+    """A SuperLink that is to be started, with keys of its own; whatever it is made of ends with the block."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     write_authority(folder)
     link = LocalLink(folder, free_port())
     write_home(folder / "home", link.address, link.authority)
     try:
-        link.start_link()
-        for number, config in enumerate(nodes):
-            link.add_node(number, config)
-        link.wait_for_nodes(len(nodes))
         yield link
     finally:
         link.stop_all()
@@ -164,6 +180,31 @@ def write_home(folder: Path, address: str, root_certificates: Path | None, insec
         lines.append("insecure = true")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def flwr(environment: Mapping[str, str], *words: str) -> str:
+    """What Flower's own command says."""
+    command = [str(installed("flwr")), *words]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=CALL_SECONDS, check=False
+    )
+    if done.returncode:
+        raise FedtailorError(f"flwr {' '.join(words[:2])}: {(done.stderr or done.stdout).strip()[-500:]}")
+    return done.stdout
+
+
+def nodes_of(call: Callable[..., str]) -> list[dict[str, str]]:
+    """The SuperNodes that a SuperLink knows, with their status."""
+    listed = json.loads(call("supernode", "list", CONNECTION, "--format", "json"))
+    return [{key: str(node.get(key, "")) for key in NODE} for node in listed.get("nodes", [])]
+
+
+def installed(program: str) -> Path:
+    """One of Flower's programs, beside this Python."""
+    found = Path(sys.executable).parent / program
+    if not found.is_file():
+        raise FedtailorError(f'{program} is not installed: pip install "fedtailor[flower]"')
+    return found
 
 
 def free_port() -> int:

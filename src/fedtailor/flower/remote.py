@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from fedtailor.data.batches import Examples
-from fedtailor.data.federated import FederatedData
+from fedtailor.data.federated import FederatedData, Measured, Parts
 from fedtailor.data.partitions import Array, Partition
 from fedtailor.data.transforms import stored_tensors
 from fedtailor.errors import FedtailorError
+
+NOTHING = Partition(np.zeros(0, np.int64), np.zeros(2, np.int64))  # of a client whose examples lie elsewhere
 
 
 class Holders(Protocol):
@@ -31,6 +34,10 @@ class Holders(Protocol):
         """How many examples of its own one of them evaluates on."""
         ...
 
+    def kept(self, number: int) -> int:
+        """How many examples one of them keeps back to choose by."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class RemoteData(FederatedData):
@@ -40,14 +47,16 @@ class RemoteData(FederatedData):
     remote: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, data: FederatedData, holders: Holders) -> RemoteData:
-        """What the server keeps of a data set: nothing that is trained on."""
+    def of(cls, data: FederatedData, holders: Holders, *, validated: bool = False) -> RemoteData:
+        """What the server keeps of a data set: nothing that is trained on, and nothing that clients choose by."""
         test = data.test.prepared_by(data.train.preparation)
         kept = ("name", "num_classes", "label_names", "origin")
         known = {name: getattr(data, name) for name in kept}
+        elsewhere = Parts(test, NOTHING) if validated else None
         return cls(
-            train=test, test=data.test, partition=Partition.from_parts([[0]]), holders=holders, **known
-        )
+            train=test, test=data.test, partition=Partition.from_parts([[0]]), holders=holders,
+            validation=elsewhere, **known,
+        )  # fmt: skip
 
     @property
     def _holders(self) -> Holders:
@@ -77,9 +86,21 @@ class RemoteData(FederatedData):
 
     def count_for(self, client: int, action: str) -> int:
         """How many examples a client says it works on."""
+        if action == "validate":
+            return self._holders.kept(client)
         if action in self.measured:
             return self._holders.tests(client) or len(self.test)
         return int(self.sizes[client])
+
+    @cached_property
+    def measured(self) -> Measured:
+        """What the server itself can measure on: test examples."""
+        return {"evaluate": (None, self.test)}
+
+    @property
+    def kept_back(self) -> int:
+        """How many examples clients say they keep back to choose by."""
+        return sum(map(self._holders.kept, range(self.num_clients)))
 
     def fingerprint(self) -> str:
         """A hash of the test examples; nobody knows what clients train on."""

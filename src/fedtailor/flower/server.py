@@ -9,27 +9,38 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtailor.config import RunConfig, load_config
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.costing.fitting import meets
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.cutting.selections import as_width
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.engine import FlowerEngine
 from fedtailor.engines.flower.post import Post
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.presets import build_fleet
-from fedtailor.fleet.roster import Roster
+from fedtailor.fleet.roster import Roster, placed
 from fedtailor.flower.remote import RemoteData
+from fedtailor.record import RoundRecord
+from fedtailor.run.choosing import share_for
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.interface import OnRound, start
 from fedtailor.run.result import Run
 from fedtailor.run.setup import pick_device, prepare, read_data, torch_threads, trace_model
 from fedtailor.seeds import Seeds
 from fedtailor.server.setup import Setup
-from fedtailor.storage.files import CLIENTS, replace_file
+from fedtailor.storage.files import CLIENTS, DEVICES, replace_file
 from fedtailor.storage.journal import Journal
 from fedtailor.storage.run_folder import CONFIG
+
+LOOKS = 2.0  # seconds between two looks of somebody who watches
 
 
 def serve(
@@ -53,41 +64,80 @@ def serve(
         journal.begin(marks, config.checkpoint, setup.start, setup.device, allow_drift=allow_drift)
         _remember(folder, known["run"], roster)
 
+        show = Shown(folder / DEVICES, engine)
+
         def note(event: str, fields: Mapping[str, object]) -> None:
             journal.log(event, **fields)
             if event == "joined":
                 _remember(folder, known["run"], roster)
+            show()
+
+        def follow(record: RoundRecord) -> None:
+            show(now=True)
+            if on_round is not None:
+                on_round(record)
 
         for client, node in sorted(
             engine.homes.items()
         ):  # those who came before there was a folder to say so in
             profile = roster.profiles[client]
             note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
-        engine.note = note
-        return start(setup, origin, on_round, journal, engine=engine)
+        engine.note, engine.moved = note, show
+        return start(setup, origin, follow, journal, engine=engine)
+
+
+class Shown:
+    """Keeps the file that people watch up to date, but not more often than they look."""
+
+    def __init__(self, file: Path, engine: FlowerEngine) -> None:
+        self.file, self.engine, self.due = file, engine, 0.0
+        if file.is_file():
+            engine.ledger.go_on(json.loads(file.read_text(encoding="utf-8")))
+
+    def __call__(self, now: bool = False) -> None:
+        """Write it, if it is time."""
+        if not now and time.monotonic() < self.due:
+            return
+        engine = self.engine
+        value = engine.ledger.value(engine.roster, engine.homes, engine.refused)
+        replace_file(self.file, [json.dumps(value, separators=(",", ":")).encode()])
+        self.due = time.monotonic() + LOOKS
 
 
 def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[Setup, FlowerEngine]:
     """A setup whose clients are those who have joined; it waits for them, and no longer than ``engine.wait``."""
     objective, rules = config.objective.build(), config.engine
-    if isinstance(config.data.validation, float) and config.data.validation > 0:
-        raise FedtailorError(
-            f"data.validation = {config.data.validation}: on Flower clients keep no examples back to choose by; set 0"
-        )
+    share = share_for(config.data.validation, config.stopping, config.built_method)
     unsplit = replace(config.data, validation=0.0, clients=1, partition="iid", local_test=0.0)
     read = read_data(replace(config, data=unsplit), objective.task).to(pick_device(config.device))
-    data = RemoteData.of(read, roster)
+    data = RemoteData.of(read, roster, validated=share > 0)
     model, fleet = trace_model(config, data, objective), build_fleet(config.fleet)
     common = {
         "run": run, "classes": data.num_classes, "keep": config.checkpoint.every + 2,
         "tiers": [{name: str(limit) for name, limit in tier.budget.limits.items()} for tier in fleet.tiers],
     }  # fmt: skip
-    engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common)
+
+    def able(client: int, patches: Sequence[Patch]) -> bool:
+        """Nodes that hold parts of a split stand for any device; a device of its own runs what it can afford."""
+        if roster.split is not None:
+            return True
+        _, budget = placed(roster.profiles[client], fleet)
+        return all(_affords(model, budget, patch.cut) for patch in patches)
+
+    engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able)
     roster.look = engine.look
     engine.wait_for(config.clients_per_round, rules.wait)
     settings = config.round_settings
     setup = prepare(config.built_method, model, data, fleet, settings, Seeds(config.seed))
     return replace(setup, roster=roster), engine
+
+
+def _affords(model: ElasticModel, budget: Budget, cut: Cut) -> bool:
+    """Whether a budget pays for running a cut."""
+    wide = budget.width is None or cut.share(model.groups) <= as_width(budget.width)
+    stored = model.cost(cut).params / model.cost(Cut.everything()).params
+    dense = budget.density is None or stored <= as_width(budget.density)
+    return wide and dense and meets(model.costs, cut, budget)
 
 
 def _known(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from fedtailor.errors import FedtailorError, require
 from fedtailor.flower.app_folder import write_app
-from fedtailor.flower.local import CONNECTION, QUIET, write_home
+from fedtailor.flower.local import CONNECTION, QUIET, installed, write_home
 
 STARTED = re.compile(r"started run (\d+)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -46,14 +45,12 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
 
     ``on_line`` is told what the server says. Ctrl-C stops the run; the rounds that had ended are saved.
     """
-    program = Path(sys.executable).parent / "flwr"
-    if not program.is_file():
-        raise FedtailorError('running on Flower needs the extra: pip install "fedtailor[flower]"')
+    program = installed("flwr")
     with tempfile.TemporaryDirectory() as place:
         write_app(Path(place) / "fedtailor-run", config, str(folder))
         environment = link.home(Path(place) / "home")
         command = [str(program), "run", str(Path(place) / "fedtailor-run"), CONNECTION, "--stream"]
-        number, lines = "", list[str]()
+        number, lines, said = "", list[str](), list[str]()
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             stdin=subprocess.DEVNULL,
@@ -65,6 +62,7 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
                     number = found[1] if (found := STARTED.search(line)) else number
                     lines = [*lines[-30:], line]
                     if line.startswith(SAYS):
+                        said.append(line)
                         on_line(line)
             except KeyboardInterrupt:
                 process.terminate()
@@ -74,8 +72,8 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
                 raise
         if not number:
             raise FedtailorError(f"the SuperLink at {link.address} took no run: {_last(lines)}")
-        if not any(line.startswith("finished: ") for line in lines):
-            told = next((line for line in reversed(lines) if line.startswith("error: ")), "")
+        if not any(line.startswith("finished: ") for line in said):
+            told = next((line for line in reversed(said) if line.startswith("error: ")), "")
             raise FedtailorError(
                 told.removeprefix("error: ") or f"the run ended on the SuperLink: {_last(lines)}"
             )

@@ -82,6 +82,7 @@ def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
         config=config,
         environment=table_in(folder / ENVIRONMENT),
         confusion=run.confusion(),
+        devices=run.devices(),
         tables={name: table.tolist() for name, table in run.load_diagnostics().items()},
     )
 

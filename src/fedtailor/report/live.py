@@ -17,9 +17,12 @@ from typing import Any
 from fedtailor.charts.panel import Panel, ReportedRun
 from fedtailor.errors import FedtailorError
 from fedtailor.report.folders import read_runs
-from fedtailor.report.page import chart_data, page, require_charts
+from fedtailor.report.page import chart_data, columns, page, require_charts
+from fedtailor.report.panels import devices
 from fedtailor.report.panels.all_panels import all_panels
+from fedtailor.report.panels.devices import connected_in_words, devices_panel
 from fedtailor.storage.rows import as_text
+from fedtailor.storage.run_folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
 MOST_CONNECTIONS = 32  # at once: a browser opens six
@@ -34,14 +37,17 @@ def look(path: Path) -> tuple[str, list[Panel]]:
     except FedtailorError:
         runs = []  # not begun
     if not runs:
-        return WAITING, []
+        there = RunFolder(path).devices()
+        words = f"{WAITING}; {connected_in_words(there)}" if there else WAITING
+        return words, [devices_panel(there)] if there else []
     return "; ".join(map(_state, runs[:4])) + ("; ..." if len(runs) > 4 else ""), all_panels(runs)
 
 
 def _state(run: ReportedRun) -> str:
     rounds = run.config.get("rounds")
     done = f"round {run.records[-1].round}" + (f" of {rounds}" if rounds else "")
-    return f"{run.variant}, seed {run.seed}: {run.state}, {done}"
+    there = f", {connected_in_words(run.devices)}" if run.devices and run.state == "running" else ""
+    return f"{run.variant}, seed {run.seed}: {run.state}, {done}{there}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -66,7 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_data(self) -> None:
         state, panels = look(self.server.path)
-        body = as_text({"state": state, "charts": chart_data(panels)}).encode()
+        tables = [each.tables for each in panels if each.key == devices.KEY]
+        shown = [[caption, columns(rows), rows] for caption, rows in (tables[0] if tables else ())]
+        body = as_text({"state": state, "charts": chart_data(panels), "devices": shown}).encode()
         tag = f'"{hashlib.blake2b(body, digest_size=8).hexdigest()}"'
         if self.headers.get("If-None-Match") == tag:
             self._send(304, "application/json", b"", tag)

@@ -145,6 +145,14 @@
     return outer;
   }
 
+  // The same place on the page with new rows; whoever has scrolled stays there.
+  function renew(old, caption, columns, rows) {
+    const fresh = table(caption, columns, rows);
+    old.setAttribute("aria-label", caption);
+    old.replaceChildren(...fresh.childNodes);
+    look(old);
+  }
+
   // A table that goes on beyond its edge says so until one has scrolled to its end.
   const sizes = new ResizeObserver((entries) => entries.forEach(({ target }) => look(target)));
   function look(outer) {
@@ -193,6 +201,9 @@
           state.textContent = news.state;
           const same = Object.keys(news.charts).every((key) => key in charts);
           if (!same || Object.keys(news.charts).length !== figures.length) return location.reload();
+          const old = [...document.querySelectorAll('[data-of="devices"]')];
+          if (old.length !== news.devices.length) return location.reload();
+          news.devices.forEach((each, place) => renew(old[place], ...each));
           charts = news.charts;
           methods = everyMethod();
           await drawAll();

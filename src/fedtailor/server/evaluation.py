@@ -256,18 +256,21 @@ def evaluate_clients(
         memories = {update.client: update.memory for update in calibrated}
     able = [client for client in clients if client.id in memories]
     answers = [_asked(action, inquiry, at.state, able, memories) for action in actions]
-    return [_by_tier(setup, at, able, each, action) for each, action in zip(answers, actions, strict=True)]
+    return [_by_tier(inquiry, at, able, each, action) for each, action in zip(answers, actions, strict=True)]
 
 
 def _by_tier(
-    setup: Setup, at: Checkpoint, clients: Sequence[Client], answers: Sequence[Update], action: Measure
+    inquiry: Inquiry, at: Checkpoint, clients: Sequence[Client], answers: Sequence[Update], action: Measure
 ) -> dict[str, dict[str, float]]:
+    setup = inquiry.setup
     tiers, tier_of = setup.fleet.tiers, {client.id: client.tier for client in clients}
     found = {
         tier.name: [each.metrics for each in answers if tier_of[each.client] == tier.name] for tier in tiers
     }
     empty = [tier for tier in tiers if not found[tier.name]]
-    deployed = evaluate_tiers(setup, at.state, empty, action=action).tiers
+    elsewhere = action not in setup.data.measured  # examples that lie with their clients
+    engine = inquiry.engine.engine if elsewhere and isinstance(inquiry.engine, Timely) else None
+    deployed = evaluate_tiers(setup, at.state, empty, engine, action).tiers if empty else {}
     # Metrics of a method's own count where most clients report them: one that leaves them out takes them from nobody.
     said = Counter(key for scores in found.values() for each in scores for key in each)
     kept = [key for key, times in said.items() if 2 * times > len(answers)]

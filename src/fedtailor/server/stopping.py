@@ -10,6 +10,7 @@ from fedtailor.errors import require, unknown
 from fedtailor.record import Best, Tiers, headline, less_is_better
 
 MEAN = "mean"
+ROUNDING = 1e-6  # of a score: what another order of the same sums may change
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Stopping:
         if best is None or math.isnan(best.value):
             return Best(round, value)
         gained = sign * (value - best.value)  # NaN is never better
-        return Best(round, value) if gained > self.min_delta else Best(best.round, best.value, best.since + 1)
+        least = max(self.min_delta, ROUNDING * abs(best.value))
+        return Best(round, value) if gained > least else Best(best.round, best.value, best.since + 1)
 
     def reached(self, best: Best | None) -> bool:
         """Whether to stop now."""

@@ -25,6 +25,7 @@ Buffer = bytes | bytearray | memoryview
 PART = ".part"  # ends the name of everything that is not complete yet
 LOCK = "run.lock"
 CLIENTS = "clients.json"  # in the folder of a run on Flower, and in no other
+DEVICES = "devices.json"  # the same: who is there, what went to and fro, for people who watch
 
 PRIVATE = 0o600  # files of a run are their owner's alone: they may tell of clients' data
 _NO_LINK = getattr(

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 
 from fedtailor.errors import CorruptError, FedtailorError, one_line
 from fedtailor.record import RoundRecord, Row
-from fedtailor.storage.files import in_use, replace_file
+from fedtailor.storage.files import DEVICES, in_use, replace_file
 from fedtailor.storage.rows import (
     as_text,
     covered_by_round,
@@ -120,6 +120,10 @@ class RunFolder:
     def confusion(self) -> Row:
         """Which classes the result takes for which; nothing where the folder does not say."""
         return self._values(CONFUSION)
+
+    def devices(self) -> Row:
+        """Who is there, of a run on other machines; nothing of any other."""
+        return self._values(DEVICES)
 
     def _values(self, name: str) -> Row:
         return table_in(self.path / name)

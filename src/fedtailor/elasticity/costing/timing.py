@@ -14,8 +14,10 @@ from fedtailor.elasticity.running.pieces import Pieces
 SECONDS_PER_MEASUREMENT = 0.2
 
 
-def step_time(model: Pieces, cut: Cut, workload: Workload, seconds: float = SECONDS_PER_MEASUREMENT) -> int:
-    """Nanoseconds of one training step (forward, backward, update) of a cut, on one thread of this machine.
+def step_time(
+    model: Pieces, cut: Cut, workload: Workload, seconds: float = SECONDS_PER_MEASUREMENT, threads: int = 1
+) -> int:
+    """Nanoseconds of one training step (forward, backward, update) of a cut, on some threads of this machine.
 
     The fastest of repeated steps counts: everything else that runs here makes steps slower, never faster.
     """
@@ -37,6 +39,6 @@ def step_time(model: Pieces, cut: Cut, workload: Workload, seconds: float = SECO
 
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         step()  # the first step makes kernels, buffers and caches
-        timer = Timer("step()", globals={"step": step}, num_threads=1)
+        timer = Timer("step()", globals={"step": step}, num_threads=threads)
         fastest = min(timer.blocked_autorange(min_run_time=seconds).times)
     return round(fastest * 1e9)

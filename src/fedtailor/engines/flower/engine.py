@@ -7,16 +7,21 @@ go out in one message. Nothing waits: whoever has not answered is asked about ag
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedtailor.client.evaluate import evaluate_deployed
+from fedtailor.data.batches import Examples
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.flower.choice import Able, Choice
 from fedtailor.engines.flower.frames import answer_from, state_key, task_head
+from fedtailor.engines.flower.ledger import Ledger
 from fedtailor.engines.flower.post import Failed, Head, Parcel, Post
 from fedtailor.engines.protocol import Answer
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.roster import Profile, Roster
-from fedtailor.messages import Refused, Task
+from fedtailor.messages import Measure, Refused, Task
 from fedtailor.steps import step
 from fedtailor.storage.wire import DecodeError
 
@@ -26,10 +31,14 @@ AGAIN = (
     15.0  # seconds after which a node that was refused is asked again: it may be a device that was restarted
 )
 VERSION = 1  # of what heads look like
-Event = Callable[[str, dict[str, object]], None]
+Event = Callable[[str, Mapping[str, object]], None]
 
 
-def _silent(_event: str, _fields: dict[str, object]) -> None:
+def _lacks_maps(answer: Parcel | Failed) -> bool:
+    return isinstance(answer, Parcel) and bool(answer.head.get("missing"))
+
+
+def _silent(_event: str, _fields: Mapping[str, object]) -> None:
     """Nobody wants to know."""
 
 
@@ -41,7 +50,11 @@ class FlowerEngine:
     roster: Roster
     model: ElasticModel
     common: Head
+    test: Examples
+    able: Able  # whether a device can run a network
     note: Event = _silent
+    ledger: Ledger = field(default_factory=Ledger)
+    moved: Callable[[], None] = lambda: None  # is told when something came or went
     homes: dict[int, int] = field(default_factory=dict)  # client -> the node that answers for it
     asked: dict[str, int] = field(default_factory=dict)  # messages that ask who a node is
     met: set[int] = field(default_factory=set)  # nodes that were asked
@@ -118,7 +131,7 @@ class FlowerEngine:
         self.roster.leave(client)
 
     def wait_for(self, clients: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Until so many clients have joined, and all parts of a split, if they are parts.
+        """Until so many clients have joined; all parts of a split, if they are parts; and all that a resumed run knows.
 
         After the time is up the run begins with those who are there, or, if they are too few, is refused.
         """
@@ -126,8 +139,11 @@ class FlowerEngine:
         while True:
             self.look()
             here, late = len(self.roster.present), clock() > end
-            wanted = max(clients, self.roster.split or 0)
+            known = 0 if self.roster.fresh else len(self.roster.numbers)
+            wanted = max(clients, self.roster.split or 0, known)
             if here >= (clients if late else wanted):
+                moved = self.roster.sort()
+                self.homes = {moved[client]: node for client, node in self.homes.items()}
                 return
             step(f"waiting for clients: {here} of {wanted}")
             if late:
@@ -154,43 +170,91 @@ class FlowerEngine:
             if task.client.id in self.homes:
                 of_node.setdefault(self.homes[task.client.id], {})[task.client.id] = task
         waiting = self._send(of_node)
+        for node, answer in self._heard(waiting):
+            if answer is None:
+                yield None
+            elif _lacks_maps(answer):
+                self.known.pop(node, None)  # it has lost what it was sent once
+                waiting |= self._send({node: of_node[node]})
+            else:
+                yield from self._answers(node, answer, of_node[node])
+
+    def measure(
+        self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
+    ) -> list[dict[str, float]]:
+        """Loss and metrics on the server's test examples, or on those that clients keep back to choose by.
+
+        Of the latter every client that is there scores the networks that it can run; who has not answered by the
+        deadline is left out. A network that nobody scores has no numbers: NaN is better than nothing else.
+        """
+        if action == "evaluate":
+            return evaluate_deployed(self.model, deployed, self.test)
+        choice = Choice.among(self.roster, self.homes, deployed, self.able)
+        waiting = self._ask_scores(choice, choice.of_node)
+        end = time.monotonic() + self.post.patience
+        for node, answer in self._heard(waiting):
+            if time.monotonic() > end:
+                break
+            if answer is not None and _lacks_maps(answer):
+                self.known.pop(node, None)
+                waiting |= self._ask_scores(choice, [node])
+            elif answer is not None:
+                if isinstance(answer, Parcel):
+                    self.ledger.heard(list(choice.of_node[node]), answer)
+                for client, problem in choice.take(node, answer, self.model).items():
+                    fields = {"node": str(node), "client": self.roster.name(client), "reason": problem}
+                    self.note("validation refused", fields)
+        return choice.scores(self.model)
+
+    def _ask_scores(self, choice: Choice, nodes: Collection[int]) -> dict[str, int]:
+        parcels = {}
+        for node in nodes:
+            head, pieces, levels = choice.question(node)
+            parcels[node] = self._parcel(node, {"ask": "measure", **head}, pieces, levels)
+            self.ledger.sent(list(choice.of_node[node]), parcels[node])
+        return self.post.send(parcels, "evaluate", "validate")
+
+    def _heard(self, waiting: dict[str, int]) -> Iterator[tuple[int, Parcel | Failed | None]]:
+        """Nodes with what they answer, until nobody is waited for; None when nothing has come for a moment."""
         looked = time.monotonic()
         while waiting:
             heard = False
             for number, answer in list(self.post.received(waiting.keys())):
-                node, heard = waiting.pop(number), True
-                if isinstance(answer, Parcel) and answer.head.get("missing"):
-                    self.known.pop(node, None)  # it has lost what it was sent once
-                    waiting |= self._send({node: of_node[node]})
-                else:
-                    yield from self._answers(node, answer, of_node[node])
+                heard = True
+                yield waiting.pop(number), answer
+            self.moved()
             if not heard:
-                yield None
+                yield -1, None
                 time.sleep(POLL)
             if time.monotonic() - looked > LOOK:
                 looked, there = time.monotonic(), self.post.nodes()
                 for number, node in list(waiting.items()):
                     if node not in there:
                         del waiting[number]
-                        yield from self._answers(node, Failed("its node left"), of_node[node])
+                        yield node, Failed("its node left")
+
+    def _parcel(self, node: int, head: Head, pieces: dict[str, bytes], levels: dict[str, bytes]) -> Parcel:
+        """A message to a node, with the maps of masks that it has not been sent yet."""
+        known = self.known.setdefault(node, set())
+        new = {name: maps for name, maps in levels.items() if name not in known}
+        known.update(levels)
+        return Parcel({**self.common, "version": VERSION, **head}, {**pieces, **new})
 
     def _send(self, of_node: dict[int, dict[int, Task]]) -> dict[str, int]:
         parcels, action, round = {}, "train", 0
         for node, tasks in of_node.items():
             heads: list[Head] = []
             pieces: dict[str, bytes] = {}
+            levels: dict[str, bytes] = {}
             for task in tasks.values():
-                head, frame, levels = task_head(task)
+                head, frame, maps = task_head(task)
                 heads.append(head)
                 pieces |= frame
-                pieces |= {
-                    name: maps for name, maps in levels.items() if name not in self.known.get(node, ())
-                }
-                self.known.setdefault(node, set()).update(levels)
+                levels |= maps
                 action, round = task.action, task.round
-            parcels[node] = Parcel(
-                {**self.common, "ask": "tasks", "version": VERSION, "tasks": heads}, pieces
-            )
+            parcels[node] = self._parcel(node, {"ask": "tasks", "tasks": heads}, pieces, levels)
+            self.ledger.tier_of |= {client: task.client.tier for client, task in tasks.items()}
+            self.ledger.sent(list(tasks), parcels[node])
         kind = {"train": "train", "evaluate": "evaluate", "validate": "evaluate"}.get(action, "query")
         return self.post.send(parcels, kind, str(round + 1))
 
@@ -198,6 +262,8 @@ class FlowerEngine:
         left = dict(tasks)
         if isinstance(answer, Failed):
             answer = Parcel({"error": answer.reason})
+        else:
+            self.ledger.heard(list(tasks), answer)
         problem, said = str(answer.head.get("error") or ""), answer.head.get("answers")
         for head in said if isinstance(said, list) else []:
             try:

@@ -30,34 +30,42 @@ def digest_of(piece: bytes) -> str:
     return hashlib.blake2b(piece, digest_size=16).hexdigest()
 
 
+def patch_head(patch: Patch, levels: Levels | None) -> tuple[Head, dict[str, bytes], dict[str, bytes]]:
+    """The head of a patch, its frame, and the map of its masks, which a client may know already."""
+    frame = b"".join(encode_patch(patch))
+    maps = b"" if levels is None else b"".join(encode_levels(levels))
+    piece, name = digest_of(frame), digest_of(maps)
+    place = {name: number for number, name in enumerate(sorted(patch.values))}
+    # Frames are sorted; what sums over tensors depends on their order.
+    order = [place[name] for name in patch.values]
+    head = {"piece": piece, "levels": name if maps else None, "order": order}
+    return head, {piece: frame}, {name: maps} if maps else {}
+
+
+def patch_from(head: Mapping[str, Any], pieces: Mapping[str, bytes], levels: Levels | None) -> Patch:
+    """The patch of a head, on the client's side."""
+    framed = decode(pieces[head["piece"]])
+    names = list(framed["values"])
+    values = {names[number]: framed["values"][names[number]] for number in head["order"]}
+    return Patch(values, cut_from(framed["cut"], levels))
+
+
 def task_head(task: Task) -> tuple[Head, dict[str, bytes], dict[str, bytes]]:
-    """The head of a task, its patch, and the map of its masks, which a client may know already."""
+    """The head of a task, its patch, and the map of its masks."""
     value = task_value(replace(task, memory={}))
     del value["levels"], value["memory"]
-    frame, cut = b"".join(encode_patch(task.patch)), masked_cut(task)
-    maps = b"" if cut.mask is None else b"".join(encode_levels(cut.mask.levels))
-    piece, levels = digest_of(frame), digest_of(maps)
-    place = {name: number for number, name in enumerate(sorted(task.patch.values))}
-    # Frames are sorted; what sums over tensors depends on their order.
-    value["order"] = [place[name] for name in task.patch.values]
-    head = {
-        **value,
-        "piece": piece,
-        "levels": levels if maps else None,
-        "memory": list(version_of(task.memory) or ()),
-    }
-    return head, {piece: frame}, {levels: maps} if maps else {}
+    mask = masked_cut(task).mask
+    head, frame, maps = patch_head(task.patch, None if mask is None else mask.levels)
+    return {**value, **head, "memory": list(version_of(task.memory) or ())}, frame, maps
 
 
 def task_from(
-    head: Mapping[str, Any], piece: bytes, levels: Levels | None, memory: dict[str, Tensor]
+    head: Mapping[str, Any], pieces: Mapping[str, bytes], levels: Levels | None, memory: dict[str, Tensor]
 ) -> Task:
     """The task of a head, on the client's side."""
-    framed = decode(piece)
     value = {**head, "levels": None if levels is None else dict(levels.maps), "memory": memory}
-    names = list(framed["values"])
-    values = {names[number]: framed["values"][names[number]] for number in head["order"]}
-    return replace(task_of(value, values), patch=Patch(values, cut_from(framed["cut"], levels)))
+    patch = patch_from(head, pieces, levels)
+    return replace(task_of(value, patch.values), patch=patch)
 
 
 def answer_head(answer: Answer, kept: bool, lost: bool) -> tuple[Head, dict[str, bytes]]:

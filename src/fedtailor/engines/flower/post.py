@@ -29,6 +29,16 @@ class Parcel:
     head: Head
     pieces: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def text(self) -> bytes:
+        """The head as it travels."""
+        return json.dumps(self.head, separators=(",", ":")).encode()
+
+    @property
+    def nbytes(self) -> int:
+        """How much it carries."""
+        return len(self.text) + sum(map(len, self.pieces.values()))
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -44,8 +54,7 @@ def content_of(parcel: Parcel) -> Any:
         name: app.Array(dtype="uint8", shape=(len(piece),), stype=FRAME, data=piece)
         for name, piece in parcel.pieces.items()
     }
-    text = json.dumps(parcel.head, separators=(",", ":")).encode()
-    records = {HEAD: app.ConfigRecord({TEXT: text}), PIECES: app.ArrayRecord(arrays)}
+    records = {HEAD: app.ConfigRecord({TEXT: parcel.text}), PIECES: app.ArrayRecord(arrays)}
     return app.RecordDict(records)
 
 

@@ -1,0 +1,105 @@
+"""What a device says of itself, measured or written by hand: read in every round, as limits that a server knows."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands import call
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet.bench import Curve, Point, curve_of, free_memory
+from fedtailor.flower.device_file import node_table, read_device, settled
+
+CURVE = Curve(overhead=0.01, rate=1e9, batch_size=10)
+
+
+def test_the_curve_goes_through_what_was_measured() -> None:
+    exact = [Point(Fraction(1), macs, CURVE.seconds(macs), 0) for macs in (10**6, 10**7, 10**8)]
+    found = curve_of(exact, 10)
+    assert found.overhead == pytest.approx(0.01)
+    assert found.rate == pytest.approx(1e9)
+    assert found.macs(0.11) == pytest.approx(10**7, rel=1e-6)
+    bent = [Point(Fraction(1), 10**6, 0.01, 0), Point(Fraction(1), 10**7, 0.2, 0)]
+    assert curve_of(bent, 10).overhead == 0.0  # a step that computes nothing takes no negative time
+    with pytest.raises(FedtailorError, match="nothing can be said about MACs"):
+        curve_of([Point(Fraction(1), 10**6, 0.2, 0), Point(Fraction(1), 10**7, 0.1, 0)], 10)
+
+
+def test_limits_of_time_and_bandwidth_become_those_that_a_server_knows() -> None:
+    assert settled({"step_time": "110ms", "memory": "20MB"}, CURVE) == {"memory": "20MB", "macs": "10000000"}
+    assert settled({"bandwidth": "1MB", "transfer_time": "30s"}, None) == {"bytes": "15000000"}
+    assert settled({"step_time": "3ms"}, None) == {"step_time": "3ms"}  # not measured: the server's own time
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"step_time": "5ms"}, "a step takes 10 ms before it computes"),
+        ({"step_time": "50%"}, "step_time = '50%': expected a time with its unit"),
+        ({"step_time": "1s", "macs": "5M"}, "step_time and macs are two words for one limit"),
+        ({"bandwidth": "1MB"}, "bandwidth = '1MB': expected a transfer_time too"),
+        ({"bandwidth": "1MB", "transfer_time": "9s", "bytes": "1MB"}, "bandwidth and bytes are two words"),
+        ({"memory": "lots"}, "memory = 'lots': expected"),
+    ],
+)
+def test_what_cannot_be_is_refused(table: dict[str, Any], expected: str) -> None:
+    with pytest.raises(FedtailorError, match=expected):
+        settled(table, CURVE)
+
+
+def test_a_node_says_what_its_file_says_at_that_moment(tmp_path: Path) -> None:
+    file = tmp_path / "phone.toml"
+    measured = "[measured]\noverhead = 0.01\nmacs_per_second = 1e9\nbatch_size = 10\n"
+    file.write_text(f'name = "phone"\nstep_time = "110ms"\n{measured}')
+    node = {"device": str(file), "dataset": "photos/"}
+    assert node_table(node) == {"name": "phone", "macs": "10000000", "dataset": "photos/"}
+    file.write_text(f'name = "phone"\nstep_time = "60ms"\n{measured}')
+    assert node_table(node)["macs"] == "5000000"
+    for text, expected in [
+        ("names = 1", "unknown key in .*phone.toml 'names': did you mean 'name'"),
+        ("name = ", "phone.toml: not valid TOML"),
+        ("[measured]\noverhead = -1\n", "measured = .*: expected numbers of bench-device"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(FedtailorError, match=expected):
+            node_table(node)
+    with pytest.raises(FedtailorError, match="none.toml: cannot be read"):
+        node_table({"device": str(tmp_path / "none.toml")})
+
+
+def test_a_device_is_measured_with_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("fedtailor.fleet.bench.SECONDS", 0.01)
+    file = tmp_path / "board.toml"
+    file.write_text('name = "board"\ntier = "0.5"\n')
+    words = ("cnn", "--batch-size", "4", "--step-time", "9s", "--write", str(file))
+    assert call(monkeypatch, "bench-device", *words, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [point["width"] for point in told["points"]] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert all(point["step_seconds"] > 0 for point in told["points"])
+    assert int(told["limits"]["macs"]) > told["points"][-1]["macs"]
+    table = read_device(file)
+    assert (table["name"], table["tier"], table["step_time"]) == (
+        "board",
+        "0.5",
+        "9s",
+    )  # what was there stays
+    assert table["measured"]["batch_size"] == 4
+    assert node_table({"device": str(file)})["macs"] == told["limits"]["macs"]
+    free = free_memory(torch.device("cpu"))
+    assert free is None or free > 10**6
+
+
+def test_nothing_is_measured_or_written_for_a_wrong_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    file = tmp_path / "board.toml"
+    assert call(monkeypatch, "bench-device", "cnn", "--step-time", "50", "--write", str(file)) == 2
+    assert "step_time = '50': expected a time with its unit" in " ".join(capsys.readouterr().err.split())
+    assert not file.exists()
