@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.utils.benchmark import Timer
 
 from fedtailor.data.batches import map_tensors
 from fedtailor.elasticity.costing.memory import Workload
@@ -19,6 +18,8 @@ def step_time(model: Pieces, cut: Cut, workload: Workload, seconds: float = SECO
 
     The fastest of repeated steps counts: everything else that runs here makes steps slower, never faster.
     """
+    from torch.utils.benchmark import Timer  # brings along what builds extensions: slow to import, rarely needed
+
     weights = laid_out(model.cut(model.weights(), cut).values, Layouts(model).at(cut))
     trained = [
         weights[name].requires_grad_()
