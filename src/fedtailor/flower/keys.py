@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 DAYS = 30
+LOOPBACK = "127.0.0.1"
 
 
-def write_authority(folder: Path) -> None:
-    """``ca.crt``, ``server.crt`` and ``server.key`` for 127.0.0.1; the authority's own key is not kept."""
+def write_authority(folder: Path, host: str = LOOPBACK) -> None:
+    """``ca.crt``, ``server.crt`` and ``server.key`` for an IP address; the authority's own key is not kept."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -29,7 +30,7 @@ def write_authority(folder: Path) -> None:
     root, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     authority = unsigned("fedtailor loopback", "fedtailor loopback", root.public_key())
     authority = authority.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    here = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    here = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))]
     certificate = unsigned("localhost", "fedtailor loopback", server.public_key())
     certificate = certificate.add_extension(x509.SubjectAlternativeName(here), critical=False)
     pem = serialization.Encoding.PEM

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.keys import write_authority, write_node_key
+from fedtailor.flower.keys import LOOPBACK, write_authority, write_node_key
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -38,11 +38,12 @@ class LocalLink:
     folder: Path
     port: int
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    host: str = LOOPBACK
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def authority(self) -> Path:
@@ -61,9 +62,9 @@ class LocalLink:
         self._start(
             "superlink", "flower-superlink", "--ssl-certfile", files["crt"], "--ssl-keyfile", files["key"],
             "--ssl-ca-certfile", str(self.authority), "--enable-supernode-auth", "--port", str(self.port),
-            "--database", str(self.folder / "superlink.db"),
+            "--database", str(self.folder / "superlink.db"), "--host", self.host,
         )  # fmt: skip
-        self._wait(lambda: _listening(self.port), "superlink")
+        self._wait(lambda: _listening(self.host, self.port), "superlink")
 
     def add_node(self, number: int, config: Mapping[str, object]) -> None:
         """Register a SuperNode's key and start it; ``config`` is what it says of itself."""
@@ -137,12 +138,14 @@ class LocalLink:
 
 
 @contextlib.contextmanager
-def local_link(folder: Path, nodes: Sequence[Mapping[str, object]]) -> Iterator[LocalLink]:
+def local_link(
+    folder: Path, nodes: Sequence[Mapping[str, object]], host: str = LOOPBACK
+) -> Iterator[LocalLink]:
     """A SuperLink with these SuperNodes; all of them end with the block."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    write_authority(folder)
-    link = LocalLink(folder, free_port())
+    write_authority(folder, host)
+    link = LocalLink(folder, free_port(), host=host)
     write_home(folder / "home", link.address, link.authority)
     try:
         link.start_link()
@@ -169,11 +172,11 @@ def write_home(folder: Path, address: str, root_certificates: Path | None, insec
 def free_port() -> int:
     """A port that nobody listens on at the moment."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
-def _listening(port: int) -> bool:
+def _listening(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0

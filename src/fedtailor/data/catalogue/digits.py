@@ -35,7 +35,9 @@ def _table() -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """64 pixels and a label per row; to import scikit-learn takes seconds, in every process that reads them."""
     found = find_spec("sklearn")
     if found is None or found.origin is None:
-        raise FedtailorError("the digits come with scikit-learn, which is not installed: pip install scikit-learn")
+        raise FedtailorError(
+            "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
+        )
     return np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", np.uint8, delimiter=",")
 
 

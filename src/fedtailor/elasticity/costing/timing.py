@@ -18,7 +18,8 @@ def step_time(model: Pieces, cut: Cut, workload: Workload, seconds: float = SECO
 
     The fastest of repeated steps counts: everything else that runs here makes steps slower, never faster.
     """
-    from torch.utils.benchmark import Timer  # brings along what builds extensions: slow to import, rarely needed
+    # Not at the top: it brings along what builds extensions, which every client on Flower would wait for.
+    from torch.utils.benchmark import Timer
 
     weights = laid_out(model.cut(model.weights(), cut).values, Layouts(model).at(cut))
     trained = [
