@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +44,21 @@ def test_processes_that_flower_starts_itself_have_the_same_bits(tmp_path: Path) 
         text = CONFIG.replace("{method}", "flado").replace("rounds = 3", "rounds = 2")
         submit(text, tmp_path / "there", there(link), lambda _: None)
     assert same(text, tmp_path / "there")
+
+
+def test_a_message_loads_no_more_than_it_needs() -> None:
+    """A process is started for every message: what only servers, reports or rare settings need is not imported."""
+    code = "import sys; from fedtailor.flower.apps import client; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    heavy = {
+        "fedtailor.flower.server",
+        "fedtailor.report",
+        "jinja2",
+        "pandas",
+        "scipy",
+        "setuptools",
+        "sklearn",
+    }
+    assert not heavy & set(done.stdout.split())

@@ -75,8 +75,13 @@ def serve(place: str) -> None:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(place)
     listening.listen(64)
-    while True:
-        asked, _ = listening.accept()
+    listening.settimeout(1.0)
+    while Path(f"/proc/{Path(place).name}").exists():
+        try:
+            asked, _ = listening.accept()
+        except TimeoutError:
+            continue
+        asked.settimeout(None)
         if os.fork():
             asked.close()
             _reap()

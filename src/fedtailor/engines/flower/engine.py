@@ -20,7 +20,8 @@ from fedtailor.messages import Refused, Task
 from fedtailor.steps import step
 from fedtailor.storage.wire import DecodeError
 
-POLL = 0.2  # seconds between two looks at what has arrived
+POLL, LONGEST_POLL = 0.2, 2.0  # seconds between two looks at what has arrived
+SHARE = 0.05  # of the time waited so far, until the next look: every look costs the SuperLink 10 ms or more
 LOOK = 5.0  # seconds between two looks at who is connected, while a round goes on
 AGAIN = (
     15.0  # seconds after which a node that was refused is asked again: it may be a device that was restarted
@@ -154,7 +155,7 @@ class FlowerEngine:
             if task.client.id in self.homes:
                 of_node.setdefault(self.homes[task.client.id], {})[task.client.id] = task
         waiting = self._send(of_node)
-        looked = time.monotonic()
+        began = looked = time.monotonic()
         while waiting:
             heard = False
             for number, answer in list(self.post.received(waiting.keys())):
@@ -166,7 +167,7 @@ class FlowerEngine:
                     yield from self._answers(node, answer, of_node[node])
             if not heard:
                 yield None
-                time.sleep(POLL)
+                time.sleep(min(LONGEST_POLL, max(POLL, SHARE * (time.monotonic() - began))))
             if time.monotonic() - looked > LOOK:
                 looked, there = time.monotonic(), self.post.nodes()
                 for number, node in list(waiting.items()):
