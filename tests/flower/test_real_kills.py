@@ -97,6 +97,7 @@ class Killed:
             self.command.stop()  # after a minute the SuperLink notices that the server is gone; once is enough
         else:
             assert self.command.end(PATIENCE) != 0, self.command.said
+        wait_until(lambda: not server_processes(self.folder), 60, "the end of the server")
         self.resumed += 1
         saved = rounds_in(self.folder)
         self.command = self._begin("resume", str(self.folder))
