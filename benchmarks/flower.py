@@ -11,6 +11,7 @@ process. Of every run the first round is left out, since nodes join in it, and t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -18,13 +19,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import tomllib
-from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import results
 
 from fedtailor.config import make_config
@@ -34,6 +37,8 @@ from fedtailor.run.interface import run_config
 from fedtailor.seeds import Seeds
 
 CLIENTS, COHORT, NODES, SEED = 100, 10, 2, 0
+OURS, PLAIN_FLOWER = "ours on Flower", "plain Flower"
+WAYS = ["in process", "two workers", OURS, PLAIN_FLOWER]
 PLAIN = Path(__file__).with_name("plain_flower")
 CONFIG = """
 name = "w1"
@@ -69,28 +74,59 @@ def config(rounds: int, workers: int) -> str:
     return CONFIG.format(seed=SEED, rounds=rounds, cohort=COHORT, clients=CLIENTS, workers=workers)
 
 
-def between(times: list[float]) -> list[float]:
-    """Seconds of the rounds that ended at these times; the first and the last round do not count."""
-    return [after - before for before, after in pairwise(times)][:-1]
-
-
-def rounds_of(folder: Path) -> list[float]:
-    """Seconds of each round of ours, from the end of one to the end of the next."""
+def ends_of(folder: Path) -> list[float]:
+    """When each round of ours ended."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     ends = [event["time"] for event in events if event["event"] == "round"]
-    return between([datetime.fromisoformat(end).timestamp() for end in ends])
+    return [datetime.fromisoformat(end).timestamp() for end in ends]
+
+
+class Meter:
+    """Processor seconds of this process, of its children and of all that they start, by the clock."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, float]] = [(time.time(), self._used())]
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        while True:
+            time.sleep(0.5)
+            self.samples.append((time.time(), self._used()))
+
+    @staticmethod
+    def _used() -> float:
+        """Of those that are there, and, through their parents, of those that are gone."""
+        parents, ticks = dict[int, int](), dict[int, int]()
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+                number = int(file.parent.name)
+                parents[number], ticks[number] = int(fields[1]), sum(map(int, fields[11:15]))
+
+        def ours(number: int) -> bool:
+            while number > 1 and number != os.getpid():
+                number = parents.get(number, 0)
+            return number == os.getpid()
+
+        return sum(used for number, used in ticks.items() if ours(number)) / os.sysconf("SC_CLK_TCK")
+
+    def between(self, ends: list[float]) -> list[tuple[float, float]]:
+        """Seconds and processor seconds of the rounds that ended then, but for the first and the last one."""
+        used = np.interp(ends, *zip(*self.samples, strict=True))
+        pairs = list(pairwise(zip(ends, used.tolist(), strict=True)))
+        return [(after[0] - before[0], after[1] - before[1]) for before, after in pairs][:-1]
 
 
 def here(folder: Path, rounds: int, workers: int) -> list[float]:
     """In this process, or in workers of it."""
     run_config(make_config(tomllib.loads(config(rounds, workers))), folder, on_notice=lambda _: None)
-    return rounds_of(folder)
+    return ends_of(folder)
 
 
 def ours(folder: Path, rounds: int, link: LocalLink) -> list[float]:
     """The same run on the nodes of a SuperLink."""
     submit(config(rounds, 0), folder, Link(link.address, link.authority), lambda _: None)
-    return rounds_of(folder)
+    return ends_of(folder)
 
 
 def plain(rounds: int, link: LocalLink) -> list[float]:
@@ -111,19 +147,14 @@ def plain(rounds: int, link: LocalLink) -> list[float]:
     times = [float(found) for found in re.findall(r"round \d+ at ([\d.]+)", done.stdout)]
     if len(times) != rounds + 1:
         raise RuntimeError(f"the plain app did not finish: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return between(times[1:])
+    return times[1:]
 
 
 def measure_overhead(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds per round of each way, and ours over plain Flower."""
-    seconds: dict[str, list[float]] = {
-        "in process": [],
-        "two workers": [],
-        "ours on Flower": [],
-        "plain Flower": [],
-    }
-    ratios, loads = [], [os.getloadavg()[0]]
-    rounds = arguments.rounds + 2
+    """Seconds and processor seconds per round of each way, and ours over plain Flower."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    turns: list[float] = []
+    loads, rounds, meter = [os.getloadavg()[0]], arguments.rounds + 2, Meter()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         nodes = [
@@ -132,30 +163,37 @@ def measure_overhead(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         with local_link(folder / "link", nodes) as link:
             for repeat in range(arguments.repeats):
-                ways: dict[str, Callable[[], list[float]]] = {
-                    "in process": lambda repeat=repeat: here(folder / f"here{repeat}", rounds, 0),
-                    "two workers": lambda repeat=repeat: here(folder / f"workers{repeat}", rounds, 2),
-                    "ours on Flower": lambda repeat=repeat: ours(folder / f"ours{repeat}", rounds, link),
-                    "plain Flower": lambda: plain(rounds, link),
-                }
-                for name in list(ways)[:: 1 if repeat % 2 == 0 else -1]:
-                    measured = ways[name]()
-                    seconds[name] += measured
-                    print(f"{name}: {[round(value, 2) for value in measured]}", file=sys.stderr, flush=True)
+                for name in WAYS[:: 1 if repeat % 2 == 0 else -1]:
+                    ends = one_run(name, folder / f"{name}{repeat}", rounds, link)
+                    found[name] += meter.between(ends)
+                    print(name, found[name][-arguments.rounds :], file=sys.stderr, flush=True)
                 loads.append(os.getloadavg()[0])
-                pair = [seconds[name][-arguments.rounds :] for name in ("ours on Flower", "plain Flower")]
-                ratios.append(statistics.median(pair[0]) / statistics.median(pair[1]))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+                last = {name: [pair[0] for pair in found[name][-arguments.rounds :]] for name in WAYS[2:]}
+                turns.append(statistics.median(last[OURS]) / statistics.median(last[PLAIN_FLOWER]))
+    seconds, used = (
+        {name: statistics.median(pair[place] for pair in pairs) for name, pairs in found.items()}
+        for place in (0, 1)
+    )
     return {
         "setting": "Fashion-MNIST, conv5-16, conv5-32, FC128; 100 clients x 600 images, 10 per round, batch 32, FedAvg",
-        "rounds_measured": {name: len(values) for name, values in seconds.items()},
-        "median_seconds_per_round": {name: round(value, 2) for name, value in medians.items()},
-        "best_seconds_per_round": {name: round(min(values), 2) for name, values in seconds.items()},
-        "ours_over_plain_flower": round(medians["ours on Flower"] / medians["plain Flower"], 3),
-        "ours_over_plain_flower_of_each_turn": [round(value, 3) for value in ratios],
+        "rounds_measured": {name: len(pairs) for name, pairs in found.items()},
+        "median_seconds_per_round": {name: round(value, 2) for name, value in seconds.items()},
+        "median_cpu_seconds_per_round": {name: round(value, 2) for name, value in used.items()},
+        "ours_over_plain_flower": round(seconds[OURS] / seconds[PLAIN_FLOWER], 3),
+        "ours_over_plain_flower_of_each_turn": [round(value, 3) for value in turns],
+        "ours_over_plain_flower_by_cpu_time": round(used[OURS] / used[PLAIN_FLOWER], 3),
         "load_average_seen": [round(min(loads), 2), round(max(loads), 2)],
         "cores": os.cpu_count(),
     }
+
+
+def one_run(name: str, folder: Path, rounds: int, link: LocalLink) -> list[float]:
+    """When each round of a run ended."""
+    if name == PLAIN_FLOWER:
+        return plain(rounds, link)
+    if name == OURS:
+        return ours(folder, rounds, link)
+    return here(folder, rounds, WAYS.index(name) * 2)
 
 
 PARTS = {

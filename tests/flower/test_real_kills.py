@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ TEXT = CONFIG.replace("{method}", "flado").replace("rounds = 3", f"rounds = {ROU
 TEXT = TEXT.replace("clients_per_round = 3", "clients_per_round = 4").replace("clients = 5", "clients = 4")
 TEXT = TEXT.replace("workers = 0", "workers = 0\nquorum = 1.0\nretries = 0\ndeadline = 240\nwait = 240")
 Kill = Callable[[LocalLink, Path], None]
+LET_IN = "SuperNode ID:"  # what a SuperNode says when it is connected
 PATIENCE = 400.0  # seconds for a round, or for the end of a command
 
 
@@ -42,16 +42,16 @@ def link(tmp_path: Path) -> Iterator[LocalLink]:
 
 
 def start_again(link: LocalLink, number: int) -> None:
-    """Start a killed SuperNode; the SuperLink takes it back only when it has noticed that the old one is gone."""
-    end = time.monotonic() + 150
-    while time.monotonic() < end:
-        link.add_node(number, parts(link.folder, NODES)[number])
-        try:
-            link.processes[f"node{number}"].wait(20)
-        except subprocess.TimeoutExpired:
-            return
-        link.stop(f"node{number}")
-    raise AssertionError("a killed SuperNode was not taken back within 150 s")
+    """Start a killed SuperNode until it is let in: for a minute the SuperLink takes the old one for connected."""
+    log, name = link.folder / f"node{number}.log", f"node{number}"
+    before, end = log.read_text(encoding="utf-8").count(LET_IN), time.monotonic() + 240
+    while log.read_text(encoding="utf-8").count(LET_IN) == before:
+        assert time.monotonic() < end, f"{name} was not let in within 240 s"
+        if name in link.processes and link.processes[name].poll() is not None:
+            link.stop(name)
+        if name not in link.processes:
+            link.add_node(number, parts(link.folder, NODES)[number])
+        time.sleep(0.2)
 
 
 def kill_server(link: LocalLink, folder: Path) -> None:

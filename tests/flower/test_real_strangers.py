@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -42,7 +41,7 @@ def node_says(link: LocalLink, key: Path, *words: str) -> str:
     command = [str(Path(sys.executable).parent / "flower-supernode"), "--superlink", link.address, *words]
     command += ["--auth-supernode-private-key", str(key), "--port", str(free_port()), "--max-retries", "1"]
     done = subprocess.run(
-        command, env=link.environment, capture_output=True, text=True, timeout=120, check=False, cwd=link.folder,
+        command, env=link.environment, capture_output=True, text=True, timeout=300, check=False, cwd=link.folder,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode != 0
@@ -51,13 +50,13 @@ def node_says(link: LocalLink, key: Path, *words: str) -> str:
 
 def test_a_run_from_someone_who_believes_another_authority(link: LocalLink, tmp_path: Path) -> None:
     write_authority(tmp_path)
-    with pytest.raises(FedtailorError, match=r"took no run.*(?i:certificate|TLS|SSL)"):
+    with pytest.raises(FedtailorError, match="took no run: its certificate is not vouched for by"):
         submit(TEXT, tmp_path / "there", Link(link.address, tmp_path / "ca.crt"), lambda _: None)
     assert not (tmp_path / "there").exists()
 
 
 def test_a_run_in_plain_text(link: LocalLink, tmp_path: Path) -> None:
-    with pytest.raises(FedtailorError, match="took no run"):
+    with pytest.raises(FedtailorError, match="took no run: it speaks TLS"):
         submit(TEXT, tmp_path / "there", Link(link.address, insecure=True), lambda _: None)
     assert not (tmp_path / "there").exists()
 
@@ -76,17 +75,16 @@ def test_plain_text_to_the_port(link: LocalLink) -> None:
 def test_a_node_that_nobody_has_registered(link: LocalLink, tmp_path: Path) -> None:
     write_node_key(tmp_path / "stranger.key")
     said = node_says(link, tmp_path / "stranger.key", "--root-certificates", str(link.authority))
-    assert "stranger" not in json.dumps(link.flwr("supernode", "list", "fedtailor", "--format", "json"))
-    assert "authenticat" in said.lower() or "registered" in said.lower(), said
+    assert "Failed to activate SuperNode" in said
 
 
 def test_a_node_that_believes_another_authority(link: LocalLink, tmp_path: Path) -> None:
     write_authority(tmp_path)
     said = node_says(link, link.folder / "node0.key", "--root-certificates", str(tmp_path / "ca.crt"))
-    assert "certificate" in said.lower(), said
+    assert "CERTIFICATE_VERIFY_FAILED" in said
 
 
 def test_a_node_in_plain_text(link: LocalLink, tmp_path: Path) -> None:
     write_node_key(tmp_path / "stranger.key")
     said = node_says(link, tmp_path / "stranger.key", "--insecure")
-    assert said.strip()
+    assert "Failed to initialize the connection to the SuperLink" in said
