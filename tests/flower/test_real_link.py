@@ -1,13 +1,9 @@
-"""Over a real SuperLink on loopback, with TLS and registered SuperNodes. Flower starts a process for every message."""
+"""Over a real SuperLink on loopback, with TLS and registered SuperNodes."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import threading
-import time
-import tomllib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,15 +11,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 
-from fedtailor.config import make_config
-from fedtailor.errors import FedtailorError
-from fedtailor.flower.keys import write_authority
 from fedtailor.flower.local import LocalLink, local_link
-from fedtailor.flower.submit import Link, submit
+from fedtailor.flower.submit import submit
 from fedtailor.methods.registry import method_names
-from fedtailor.run.interface import run_config
+from flower.real import parts, same, there
 from flower.test_same_bits import CONFIG
-from helpers import differing, final_weights
+from flower.warm import warm_processes
 
 pytestmark = pytest.mark.slow
 NODES = 4
@@ -32,22 +25,8 @@ NODES = 4
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLink]:
     folder = tmp_path_factory.mktemp("link")
-    parts = [
-        {"partition-id": n, "num-partitions": NODES, "state": str(folder / f"client{n}")}
-        for n in range(NODES)
-    ]
-    with local_link(folder, parts) as running:
+    with warm_processes(folder / "warm"), local_link(folder, parts(folder, NODES)) as running:
         yield running
-
-
-def there(link: LocalLink) -> Link:
-    return Link(link.address, link.authority)
-
-
-def same(text: str, folder: Path) -> bool:
-    """Whether a run has the bits of the run in process."""
-    run_config(make_config(tomllib.loads(text)), folder.with_name("here"), on_notice=lambda _: None)
-    return not differing(final_weights(folder.with_name("here")), final_weights(folder))
 
 
 @pytest.mark.parametrize("method", method_names())
@@ -60,71 +39,26 @@ def test_every_method_has_the_bits_of_the_run_in_process(
     assert same(text, tmp_path / "there")
 
 
-def killed_when(folder: Path, rounds: int, kill: object) -> threading.Thread:
-    """Call ``kill`` once so many rounds have been saved."""
-
-    def watch() -> None:
-        end = time.monotonic() + 300
-        while time.monotonic() < end:
-            file = folder / "metrics.jsonl"
-            if file.is_file() and len(file.read_text(encoding="utf-8").splitlines()) >= rounds:
-                kill()  # type: ignore[operator]
-                return
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+def test_processes_that_flower_starts_itself_have_the_same_bits(tmp_path: Path) -> None:
+    with local_link(tmp_path / "link", parts(tmp_path / "link", 2)) as link:
+        text = CONFIG.replace("{method}", "flado").replace("rounds = 3", "rounds = 2")
+        submit(text, tmp_path / "there", there(link), lambda _: None)
+    assert same(text, tmp_path / "there")
 
 
-def server_processes(folder: Path) -> list[int]:
-    """The processes that hold a run's lock open."""
-    lock, found = str(folder / "run.lock"), []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if any(os.readlink(each) == lock for each in (process / "fd").iterdir()):
-                found.append(int(process.name))
-    return found
-
-
-def test_a_killed_server_app_is_gone_on_with(link: LocalLink, tmp_path: Path) -> None:
-    text, folder = CONFIG.replace("{method}", "flado").replace("rounds = 3", "rounds = 6"), tmp_path / "there"
-
-    def kill() -> None:
-        for number in server_processes(folder):
-            os.kill(number, signal.SIGKILL)
-
-    watcher = killed_when(folder, 2, kill)
-    with pytest.raises(FedtailorError):
-        submit(text, folder, there(link), lambda _: None)
-    watcher.join()
-    submit(text, folder, there(link), lambda _: None)
-    assert same(text, folder)
-
-
-def test_a_killed_node_comes_back(link: LocalLink, tmp_path: Path) -> None:
-    text = CONFIG.replace("{method}", "heterofl").replace("rounds = 3", "rounds = 4")
-    text = text.replace("workers = 0", "workers = 0\ndeadline = 90")
-    folder = tmp_path / "there"
-
-    def kill() -> None:
-        link.stop("node3", signal.SIGKILL)
-        config = {"partition-id": 3, "num-partitions": NODES, "state": str(link.folder / "client3")}
-        link.add_node(3, config)
-
-    watcher = killed_when(folder, 1, kill)
-    submit(text, folder, there(link), lambda _: None)
-    watcher.join()
-    assert (folder / "weights.safetensors").is_file()
-
-
-def test_strangers_are_refused(link: LocalLink, tmp_path: Path) -> None:
-    text = CONFIG.replace("{method}", "fedavg")
-    write_authority(tmp_path)
-    before = link.online()
-    with pytest.raises(FedtailorError, match="took no run"):
-        submit(text, tmp_path / "there", Link(link.address, tmp_path / "ca.crt"), lambda _: None)
-    with pytest.raises(FedtailorError, match="took no run"):
-        submit(text, tmp_path / "there", Link(link.address, insecure=True), lambda _: None)
-    assert not (tmp_path / "there").exists()
-    assert link.online() == before
+def test_a_message_loads_no_more_than_it_needs() -> None:
+    """A process is started for every message: what only servers, reports or rare settings need is not imported."""
+    code = "import sys; from fedtailor.flower.apps import client; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    heavy = {
+        "fedtailor.flower.server",
+        "fedtailor.report",
+        "jinja2",
+        "pandas",
+        "scipy",
+        "setuptools",
+        "sklearn",
+    }
+    assert not heavy & set(done.stdout.split())

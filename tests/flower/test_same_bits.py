@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tomllib
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def test_same_bits(method: str, tmp_path: Path) -> None:
         70 + node: {"partition-id": node, "num-partitions": 2, "state": str(tmp_path / f"state{node}")}
         for node in range(2)
     }
-    run = serve(LoopbackGrid(text, nodes), config, tmp_path / "there")
+    handlers, before = set[object](), signal.getsignal(signal.SIGINT)
+    run = serve(
+        LoopbackGrid(text, nodes),
+        config,
+        tmp_path / "there",
+        lambda _: handlers.add(signal.getsignal(signal.SIGINT)),
+    )
+    assert handlers == {before}  # Flower's own: it ends its apps at once when a SuperLink is gone
     assert run.state.round == 3
     assert not differing(final_weights(tmp_path / "here"), final_weights(tmp_path / "there"))

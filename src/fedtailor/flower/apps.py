@@ -18,7 +18,6 @@ from fedtailor.engines.flower.post import content_of, parcel_of
 from fedtailor.errors import FedtailorError
 from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device import respond
-from fedtailor.flower.server import serve
 from fedtailor.record import RoundRecord
 
 server = ServerApp()
@@ -28,6 +27,8 @@ client = ClientApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds; what Flower shows of it is one line per round."""
+    from fedtailor.flower.server import serve  # clients import this file for every message, and serve nobody
+
     try:
         config = config_of(context.run_config)
         folder = Path(str(context.run_config.get("folder") or f"runs/{config.name}"))

@@ -12,7 +12,8 @@ from typing import Any
 from fedtailor.errors import FedtailorError, require
 
 ISSUER = "fedtailor"
-HERE = ("localhost", "127.0.0.1")
+LOOPBACK = "127.0.0.1"
+HERE = ("localhost", LOOPBACK)
 DAYS = 30
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.keys import write_authority, write_node_key
+from fedtailor.flower.keys import LOOPBACK, write_authority, write_node_key
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -43,11 +43,12 @@ class LocalLink:
     folder: Path
     port: int
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    host: str = LOOPBACK
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def authority(self) -> Path:
@@ -67,9 +68,9 @@ class LocalLink:
         self._start(
             "superlink", "flower-superlink", "--ssl-certfile", files["crt"], "--ssl-keyfile", files["key"],
             "--ssl-ca-certfile", str(self.authority), kind, "--port", str(self.port),
-            "--database", str(self.folder / "superlink.db"),
+            "--database", str(self.folder / "superlink.db"), "--host", self.host,
         )  # fmt: skip
-        self._wait(lambda: _listening(self.port), "superlink")
+        self._wait(lambda: _listening(self.host, self.port), "superlink")
 
     def add_node(self, number: int, config: Mapping[str, object]) -> None:
         """Register a SuperNode's key and start it; ``config`` is what it says of itself."""
@@ -132,9 +133,11 @@ class LocalLink:
 
 
 @contextlib.contextmanager
-def local_link(folder: Path, nodes: Sequence[Mapping[str, object]]) -> Iterator[LocalLink]:
+def local_link(
+    folder: Path, nodes: Sequence[Mapping[str, object]], host: str = LOOPBACK
+) -> Iterator[LocalLink]:
     """A SuperLink with these SuperNodes; all of them end with the block."""
-    with _stopped(folder) as link:
+    with _stopped(folder, host) as link:
         link.start_link()
         for number, config in enumerate(nodes):
             link.add_node(number, config)
@@ -157,12 +160,12 @@ def simulated_link(folder: Path, nodes: int, processors: int = 1) -> Iterator[Lo
 
 
 @contextlib.contextmanager
-def _stopped(folder: Path) -> Iterator[LocalLink]:
+def _stopped(folder: Path, host: str = LOOPBACK) -> Iterator[LocalLink]:
     """A SuperLink that is to be started, with keys of its own; whatever it is made of ends with the block."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    write_authority(folder)
-    link = LocalLink(folder, free_port())
+    write_authority(folder, ("localhost", host))
+    link = LocalLink(folder, free_port(), host=host)
     write_home(folder / "home", link.address, link.authority)
     try:
         yield link
@@ -210,11 +213,11 @@ def installed(program: str) -> Path:
 def free_port() -> int:
     """A port that nobody listens on at the moment."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
-def _listening(port: int) -> bool:
+def _listening(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0

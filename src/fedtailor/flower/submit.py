@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import ssl
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from fedtailor.flower.local import CONNECTION, QUIET, installed, write_home
 
 STARTED = re.compile(r"started run (\d+)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+REACH_SECONDS = 10.0
 SAYS = ("round ", "error: ", "finished: ")  # how lines of our own server begin
 
 
@@ -71,12 +74,36 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
                     subprocess.run(stop, env=environment, capture_output=True, timeout=60, check=False)
                 raise
         if not number:
-            raise FedtailorError(f"the SuperLink at {link.address} took no run: {_last(lines)}")
+            raise FedtailorError(
+                f"the SuperLink at {link.address} took no run: {obstacle(link) or _last(lines)}"
+            )
         if not any(line.startswith("finished: ") for line in said):
             told = next((line for line in reversed(said) if line.startswith("error: ")), "")
             raise FedtailorError(
                 told.removeprefix("error: ") or f"the run ended on the SuperLink: {_last(lines)}"
             )
+
+
+def obstacle(link: Link) -> str:
+    """What stands in the way to a SuperLink, if anything does: to Flower's command all of it is unavailable."""
+    host, _, port = link.address.rpartition(":")
+    context = ssl.create_default_context(cafile=link.root_certificates)
+    if link.insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host, int(port)), REACH_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            told = "it speaks TLS: instead of --insecure, name the certificate of its authority, --root-certificates"
+            return told if link.insecure else ""
+    except ssl.SSLCertVerificationError as error:
+        authority = link.root_certificates or "the authorities that this machine knows"
+        return f"its certificate is not vouched for by {authority} ({error.verify_message})"
+    except ssl.SSLError:
+        return "" if link.insecure else "it does not speak TLS; on a network of your own there is --insecure"
+    except OSError as error:
+        return f"it cannot be reached ({error})"
 
 
 def _last(lines: list[str]) -> str:

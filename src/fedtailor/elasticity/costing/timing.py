@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.utils.benchmark import Timer
 
 from fedtailor.data.batches import map_tensors
 from fedtailor.elasticity.costing.memory import Workload
@@ -21,6 +20,9 @@ def step_time(
 
     The fastest of repeated steps counts: everything else that runs here makes steps slower, never faster.
     """
+    # Not at the top: it brings along what builds extensions, which every client on Flower would wait for.
+    from torch.utils.benchmark import Timer
+
     weights = laid_out(model.cut(model.weights(), cut).values, Layouts(model).at(cut))
     trained = [
         weights[name].requires_grad_()

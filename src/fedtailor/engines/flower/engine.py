@@ -25,7 +25,8 @@ from fedtailor.messages import Measure, Refused, Task
 from fedtailor.steps import step
 from fedtailor.storage.wire import DecodeError
 
-POLL = 0.2  # seconds between two looks at what has arrived
+POLL, LONGEST_POLL = 0.2, 2.0  # seconds between two looks at what has arrived
+SHARE = 0.05  # of the time waited so far, until the next look: every look costs the SuperLink 10 ms or more
 LOOK = 5.0  # seconds between two looks at who is connected, while a round goes on
 AGAIN = (
     15.0  # seconds after which a node that was refused is asked again: it may be a device that was restarted
@@ -216,7 +217,7 @@ class FlowerEngine:
 
     def _heard(self, waiting: dict[str, int]) -> Iterator[tuple[int, Parcel | Failed | None]]:
         """Nodes with what they answer, until nobody is waited for; None when nothing has come for a moment."""
-        looked = time.monotonic()
+        began = looked = time.monotonic()
         while waiting:
             heard = False
             for number, answer in list(self.post.received(waiting.keys())):
@@ -225,7 +226,7 @@ class FlowerEngine:
             self.moved()
             if not heard:
                 yield -1, None
-                time.sleep(POLL)
+                time.sleep(min(LONGEST_POLL, max(POLL, SHARE * (time.monotonic() - began))))
             if time.monotonic() - looked > LOOK:
                 looked, there = time.monotonic(), self.post.nodes()
                 for number, node in list(waiting.items()):

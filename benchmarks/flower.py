@@ -1,0 +1,250 @@
+"""Measure what running on Flower costs: seconds per round in four ways, which take turns.
+
+    FEDTAILOR_DATA=data python benchmarks/flower.py overhead        # --rounds 4 --repeats 3
+    python benchmarks/flower.py start                               # processor time of a client's process, part by part
+
+Here, with two workers, over a SuperLink on loopback (TLS, two SuperNodes), and a plain Flower app on the same nodes
+(``plain_flower/``): the same network, the same examples per client, the same clients in every round, one thread per
+process. Of every run the first round is left out, since nodes join in it, and the last, in which ours evaluates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import results
+
+from fedtailor.config import make_config
+from fedtailor.flower.local import CONNECTION, LocalLink, local_link
+from fedtailor.flower.submit import Link, submit
+from fedtailor.run.interface import run_config
+from fedtailor.seeds import Seeds
+
+CLIENTS, COHORT, NODES, SEED = 100, 10, 2, 0
+OURS, PLAIN_FLOWER = "ours on Flower", "plain Flower"
+WAYS = ["in process", "two workers", OURS, PLAIN_FLOWER]
+PLAIN = Path(__file__).with_name("plain_flower")
+CONFIG = """
+name = "w1"
+seed = {seed}
+rounds = {rounds}
+clients_per_round = {cohort}
+evaluate_every = {rounds}
+threads = 1
+[data]
+dataset = "fashion-mnist"
+clients = {clients}
+partition = "iid"
+validation = 0
+[model]
+name = "mnist-cnn"
+channels = [16, 32]
+hidden = 128
+[fleet]
+name = "equal"
+[method]
+name = "fedavg"
+[training]
+lr = 0.1
+batch_size = 32
+[engine]
+workers = {workers}
+deadline = 600
+"""
+
+
+def config(rounds: int, workers: int) -> str:
+    """The run as text."""
+    return CONFIG.format(seed=SEED, rounds=rounds, cohort=COHORT, clients=CLIENTS, workers=workers)
+
+
+def ends_of(folder: Path) -> list[float]:
+    """When each round of ours ended."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    ends = [event["time"] for event in events if event["event"] == "round"]
+    return [datetime.fromisoformat(end).timestamp() for end in ends]
+
+
+class Meter:
+    """Processor seconds of this process, of its children and of all that they start, by the clock."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, float]] = [(time.time(), self._used())]
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        while True:
+            time.sleep(0.5)
+            self.samples.append((time.time(), self._used()))
+
+    @staticmethod
+    def _used() -> float:
+        """Of those that are there, and, through their parents, of those that are gone."""
+        parents, ticks = dict[int, int](), dict[int, int]()
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+                number = int(file.parent.name)
+                parents[number], ticks[number] = int(fields[1]), sum(map(int, fields[11:15]))
+
+        def ours(number: int) -> bool:
+            while number > 1 and number != os.getpid():
+                number = parents.get(number, 0)
+            return number == os.getpid()
+
+        return sum(used for number, used in ticks.items() if ours(number)) / os.sysconf("SC_CLK_TCK")
+
+    def between(self, ends: list[float]) -> list[tuple[float, float]]:
+        """Seconds and processor seconds of the rounds that ended then, but for the first and the last one."""
+        used = np.interp(ends, *zip(*self.samples, strict=True))
+        pairs = list(pairwise(zip(ends, used.tolist(), strict=True)))
+        return [(after[0] - before[0], after[1] - before[1]) for before, after in pairs][:-1]
+
+
+def here(folder: Path, rounds: int, workers: int) -> list[float]:
+    """In this process, or in workers of it."""
+    run_config(make_config(tomllib.loads(config(rounds, workers))), folder, on_notice=lambda _: None)
+    return ends_of(folder)
+
+
+def ours(folder: Path, rounds: int, link: LocalLink) -> list[float]:
+    """The same run on the nodes of a SuperLink."""
+    submit(config(rounds, 0), folder, Link(link.address, link.authority), lambda _: None)
+    return ends_of(folder)
+
+
+def plain(rounds: int, link: LocalLink) -> list[float]:
+    """Flower's FedAvg on the same nodes, for the same clients."""
+    cohorts = [
+        sorted(
+            map(int, Seeds(SEED).numpy("cohort", round=number).choice(CLIENTS, size=COHORT, replace=False))
+        )
+        for number in range(rounds)
+    ]
+    images = Path(os.environ.get("FEDTAILOR_DATA", "data")).absolute() / "fashion-mnist"
+    settings = f"cohorts='{json.dumps(cohorts)}' images='{images}'"
+    program = str(Path(sys.executable).parent / "flwr")
+    done = subprocess.run(
+        [program, "run", str(PLAIN), CONNECTION, "--stream", "--run-config", settings],
+        env=link.environment, capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
+    times = [float(found) for found in re.findall(r"round \d+ at ([\d.]+)", done.stdout)]
+    if len(times) != rounds + 1:
+        raise RuntimeError(f"the plain app did not finish: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return times[1:]
+
+
+def measure_overhead(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and processor seconds per round of each way, and ours over plain Flower."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    turns: list[float] = []
+    loads, rounds, meter = [os.getloadavg()[0]], arguments.rounds + 2, Meter()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        nodes = [
+            {"partition-id": n, "num-partitions": NODES, "state": str(folder / f"state{n}")}
+            for n in range(NODES)
+        ]
+        with local_link(folder / "link", nodes) as link:
+            for repeat in range(arguments.repeats):
+                for name in WAYS[:: 1 if repeat % 2 == 0 else -1]:
+                    ends = one_run(name, folder / f"{name}{repeat}", rounds, link)
+                    found[name] += meter.between(ends)
+                    print(name, found[name][-arguments.rounds :], file=sys.stderr, flush=True)
+                loads.append(os.getloadavg()[0])
+                last = {name: [pair[0] for pair in found[name][-arguments.rounds :]] for name in WAYS[2:]}
+                turns.append(statistics.median(last[OURS]) / statistics.median(last[PLAIN_FLOWER]))
+    seconds, used = (
+        {name: statistics.median(pair[place] for pair in pairs) for name, pairs in found.items()}
+        for place in (0, 1)
+    )
+    return {
+        "setting": "Fashion-MNIST, conv5-16, conv5-32, FC128; 100 clients x 600 images, 10 per round, batch 32, FedAvg",
+        "rounds_measured": {name: len(pairs) for name, pairs in found.items()},
+        "median_seconds_per_round": {name: round(value, 2) for name, value in seconds.items()},
+        "median_cpu_seconds_per_round": {name: round(value, 2) for name, value in used.items()},
+        "ours_over_plain_flower": round(seconds[OURS] / seconds[PLAIN_FLOWER], 3),
+        "ours_over_plain_flower_of_each_turn": [round(value, 3) for value in turns],
+        "ours_over_plain_flower_by_cpu_time": round(used[OURS] / used[PLAIN_FLOWER], 3),
+        "load_average_seen": [round(min(loads), 2), round(max(loads), 2)],
+        "cores": os.cpu_count(),
+    }
+
+
+def one_run(name: str, folder: Path, rounds: int, link: LocalLink) -> list[float]:
+    """When each round of a run ended."""
+    if name == PLAIN_FLOWER:
+        return plain(rounds, link)
+    if name == OURS:
+        return ours(folder, rounds, link)
+    return here(folder, rounds, WAYS.index(name) * 2)
+
+
+PARTS = {
+    "Flower": "flwr.supernode.runtime.run_clientapp",
+    "PyTorch": "torch",
+    "fedtailor": "fedtailor.flower.apps",
+}
+START = """
+import importlib, sys, time
+for name in sys.argv[1:]:
+    before = time.process_time()
+    importlib.import_module(name)
+    print(time.process_time() - before)
+"""
+
+
+def measure_start(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Processor seconds that a client's process spends on imports, as Flower starts it for every message."""
+    found: list[list[float]] = []
+    for _ in range(arguments.repeats):
+        done = subprocess.run(
+            [sys.executable, "-c", START, *PARTS.values()],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        found.append([float(line) for line in done.stdout.split()])
+    return {
+        "cpu_seconds_to_import": {
+            name: round(min(values), 2) for name, values in zip(PARTS, zip(*found, strict=True), strict=True)
+        },
+        "repeats": arguments.repeats,
+    }
+
+
+MEASURES = {"overhead": measure_overhead, "start": measure_start}
+
+
+def main() -> None:
+    """Measure what was named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("measure", choices=MEASURES)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    results.add_option(parser)
+    arguments = parser.parse_args()
+    results.report(arguments.measure, MEASURES[arguments.measure](arguments), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What stands in the way to a SuperLink is said: nobody listens, no TLS is spoken, the certificate is a stranger's."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="the extra fedtailor[flower] is not installed")
+
+from fedtailor.flower.keys import write_authority
+from fedtailor.flower.local import free_port
+from fedtailor.flower.submit import Link, obstacle
+
+
+@contextmanager
+def listening(folder: Path | None) -> Iterator[str]:
+    """Someone who takes one connection: over TLS with the certificate in a folder, or in plain text."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def take() -> None:
+            with suppress(OSError):
+                taken, _ = server.accept()
+                with taken:
+                    if folder is None:
+                        taken.recv(64)
+                        taken.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        return
+                    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+                    with context.wrap_socket(taken, server_side=True) as safe:
+                        safe.recv(64)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folders = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other")
+    for folder in folders:
+        write_authority(folder)
+    return folders
+
+
+def test_nothing_is_in_the_way(authorities: tuple[Path, Path]) -> None:
+    with listening(authorities[0]) as address:
+        assert obstacle(Link(address, authorities[0] / "ca.crt")) == ""
+    with listening(None) as address:
+        assert obstacle(Link(address, insecure=True)) == ""
+
+
+def test_another_authority(authorities: tuple[Path, Path]) -> None:
+    with listening(authorities[0]) as address:
+        told = obstacle(Link(address, authorities[1] / "ca.crt"))
+    assert told.startswith(f"its certificate is not vouched for by {authorities[1] / 'ca.crt'} (")
+    with listening(authorities[0]) as address:
+        assert "by the authorities that this machine knows" in obstacle(Link(address))
+
+
+def test_plain_text_and_tls(authorities: tuple[Path, Path]) -> None:
+    with listening(authorities[0]) as address:
+        assert obstacle(Link(address, insecure=True)).startswith("it speaks TLS: instead of --insecure")
+    with listening(None) as address:
+        assert obstacle(Link(address, authorities[0] / "ca.crt")).startswith("it does not speak TLS")
+
+
+def test_nobody_listens() -> None:
+    assert "cannot be reached" in obstacle(Link(f"127.0.0.1:{free_port()}", insecure=True))
