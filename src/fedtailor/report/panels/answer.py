@@ -106,8 +106,8 @@ def _no_numbers(runs: Runs) -> list[str]:
         odd = [r.round for r in found if not all(map(math.isfinite, _scores(r.tiers)))]
         if odd:
             words.append(
-                f"{run.variant}, seed {run.seed}: {len(odd)} of {len(found)} evaluations, the first after round {odd[0]}, "
-                "hold scores that are no numbers (NaN or infinity); charts leave them out."
+                f"{run.variant}, seed {run.seed}: {len(odd)} of {len(found)} evaluations, the first after round "
+                f"{odd[0]}, hold scores that are no numbers (NaN or infinity); charts leave them out."
             )
     return words[:MOST_KEYS]
 
