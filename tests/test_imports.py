@@ -113,7 +113,8 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"fedrolex", "flado"},  # they extend HeteroFL and UniProb
     ],
     "engines": [
-        {"settings", "protocol"},
+        {"settings", "answers"},
+        {"protocol"},
         {"values"},
         {"in_process", "workers", "flower"},
         {"automatic"},

@@ -18,7 +18,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
@@ -120,6 +122,11 @@ def run_files() -> dict[str, bytes]:
     }
 
 
+def of_run(name: str) -> bytes:
+    """One of these files."""
+    return run_files()[name]
+
+
 def in_run(name: str, *, shown: bool = False) -> Reader:
     """A run folder in which one file is mutated; ``shown``: its panels are made too."""
 
@@ -160,7 +167,7 @@ def checkpoint() -> bytes:
 
     state = ServerState(3, {"w": torch.zeros(2, 3)}, {"x": [1, 2.5, "y"]})
     with tempfile.TemporaryDirectory() as folder:
-        header = {
+        header: dict[str, Any] = {
             "round": 3,
             "parent_round": None,
             "parent": "",
@@ -189,7 +196,7 @@ SHOWN = ("metrics.jsonl", "setup.json")  # whose mutations panels are made of
 
 KINDS: dict[str, tuple[Callable[[], bytes], Reader]] = {
     "config": (CONFIG.encode, in_file("x.toml", load_config)),
-    **{name.partition(".")[0]: (lambda n=name: run_files()[n], in_run(name, shown=name in SHOWN)) for name in READ},
+    **{name.partition(".")[0]: (partial(of_run, name), in_run(name, shown=name in SHOWN)) for name in READ},
     "checkpoint": (checkpoint, sealed),
     "diagnostics": (lambda: save({"x": np.zeros(3, np.float32)}), in_run("diagnostics.safetensors")),
     "npz": (npz, in_file("x.npz", read_npz)),
