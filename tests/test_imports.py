@@ -122,7 +122,8 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"checking"},
     ],
     "engines": [
-        {"settings", "protocol"},
+        {"settings", "answers"},
+        {"protocol"},
         {"values"},
         {"in_process", "workers", "flower"},
         {"automatic"},

@@ -47,8 +47,6 @@ CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "model": ("name", ()),  # all others
     "method": ("name", ()),
 }
-
-
 SGD = "clients train with SGD: lr, momentum, weight_decay, batch_size, epochs"
 OTHERS_SAY = {  # keys that other tools have, and what stands for them here
     "learning_rate": "it is called lr", "optimizer": SGD, "optimiser": SGD, "batch": "it is called batch_size",

@@ -11,6 +11,9 @@ import synthetic_runs
 from fedtailor.report.export import write_report
 from fedtailor.report.folders import read_runs
 from fedtailor.report.live import look
+from fedtailor.report.page import chart_data
+from fedtailor.storage.rows import as_text
+from fedtailor.storage.run_folder import RunFolder
 from synthetic_runs import write_run
 
 
@@ -60,3 +63,21 @@ def test_runs_of_the_same_tiers_have_no_name_for_them(tmp_path):
     for seed in (1, 2):
         write_run(tmp_path / f"five-{seed}", "fjord", 0.9, seed, 3)
     assert {run.setting for run in read_runs([tmp_path])} == {""}
+
+
+def test_scores_that_are_no_numbers_are_said_and_blank_no_page(tmp_path):
+    folder = write_run(tmp_path / "blown", "fjord", 0.9, 1, 3)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    for scores in rows[-1]["tiers"].values():
+        scores["loss"] = None  # as NaN is written
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_report([folder], tmp_path / "out.md", None, "md")
+    text = (tmp_path / "out.md").read_text(encoding="utf-8")
+    assert "1 of 3 evaluations, the first after round 3, hold scores that are no numbers" in text
+    _state, panels = look(tmp_path)
+    assert "NaN" not in as_text(chart_data(panels))
+
+
+def test_a_run_that_is_writing_its_first_row_has_none_yet(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "cli', encoding="utf-8")
+    assert RunFolder(tmp_path).records() == []

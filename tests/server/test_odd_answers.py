@@ -100,10 +100,10 @@ ODD: dict[str, tuple[str, Callable[[Update], Any]]] = {
     "no cut": ("malformed", lambda u: replace(u, patch=Patch(u.patch.values, None))),
     "units are text": ("malformed", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": ("a",)})))),
     "groups are numbers": ("malformed", lambda u: replace(u, patch=Patch(u.patch.values, Cut({3: range(1)})))),
-    "units out of order": ("malformed", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": (2, 1)})))),
-    "no units": ("malformed", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": ()})))),
+    "units out of order": ("out-of-lease", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": (2, 1)})))),
+    "no units": ("out-of-lease", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": ()})))),
     "units of another network": ("out-of-lease", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": (99,)})))),
-    "huge units": ("malformed|out-of-lease", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": (10**30,)})))),
+    "huge units": ("out-of-lease", lambda u: replace(u, patch=Patch(u.patch.values, Cut({"0": (10**30,)})))),
     # memory
     "memory is None": ("bad-memory", memory(None)),
     "memory is a list": ("bad-memory", memory([1])),

@@ -41,8 +41,8 @@ class Words:
     style: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in lines_of(self.text, options.max_width):
-            yield Text(visible(line), style=self.style)
+        for line in lines_of(visible(self.text), options.max_width):
+            yield Text(line, style=self.style)
 
 
 def lines_of(text: str, width: int) -> list[str]:

@@ -71,6 +71,9 @@ def _fault_in_patch(patch: object) -> Fault | None:
             return MALFORMED, "no cut"
     try:
         cut_from(cut_value(patch.cut), None if patch.cut.mask is None else patch.cut.mask.levels)
+    except FedtailorError as error:  # units out of order, or none
+        return "out-of-lease", one_line(str(error), 200)
+    try:
         structure_of(patch.values, "patch", [], 0)
     except FedtailorError as error:
         return MALFORMED, one_line(str(error), 200)

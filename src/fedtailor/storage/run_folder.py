@@ -100,7 +100,8 @@ class RunFolder:
         except OSError as error:
             return [], error.strerror or str(error)
         # A run that is writing at this moment may show half a line.
-        lines = data.rpartition(b"\n")[0].split(b"\n") if data else []
+        ended = data.rpartition(b"\n")[0]
+        lines = ended.split(b"\n") if ended else []
         coverage, events = covered_by_round(self.coverage()), events_by_round(self.events())
         records: list[RoundRecord] = []
         for number, line in enumerate(lines, 1):

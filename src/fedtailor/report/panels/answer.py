@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedtailor.charts.grouping import Runs, by_setting, evaluated, named, networks, of_common_seeds, percent
 from fedtailor.charts.panel import Panel, ReportedRun, Row
+from fedtailor.record import Tiers
 from fedtailor.report.amounts import short, size
 from fedtailor.report.comparison import (
     costs_to_reach,
@@ -70,7 +72,7 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         if compared:
             tables.append((f"Differences from {best} {setting}".strip(), compared))
         sentences += [*_unlike(methods), caution]
-    sentences += _left_out(runs)
+    sentences += [*_no_numbers(runs), *_left_out(runs)]
     return Panel("answer", "The answer", "\n".join(filter(None, dict.fromkeys(sentences))), tables=tables)
 
 
@@ -94,6 +96,24 @@ def _unlike(methods: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
         f"These runs differ in more than their methods: {told}{more}. They stand side by side, but the best "
         "of them is not the best method."
     ]
+
+
+def _no_numbers(runs: Runs) -> list[str]:
+    """Which runs have scores that are no numbers, because training blew up: charts leave such points out."""
+    words = []
+    for run in runs:
+        found = [record for record in run.records if record.tiers]
+        odd = [r.round for r in found if not all(map(math.isfinite, _scores(r.tiers)))]
+        if odd:
+            words.append(
+                f"{run.variant}, seed {run.seed}: {len(odd)} of {len(found)} evaluations, the first after round "
+                f"{odd[0]}, hold scores that are no numbers (NaN or infinity); charts leave them out."
+            )
+    return words[:MOST_KEYS]
+
+
+def _scores(tiers: Tiers | None) -> Iterator[float]:
+    return (value for scores in (tiers or {}).values() for value in scores.values())
 
 
 def _left_out(runs: Runs) -> list[str]:

@@ -60,7 +60,7 @@ def data(runs: Runs) -> Panel:
                 f"examples, label skew {found['skew']:.2f} (0: all alike, 1: nothing shared)."
             )
         for client in found.get("rows", ()):
-            for label, count in enumerate(client["label_counts"]):
+            for label, count in enumerate(client.get("label_counts", ())):
                 at: Row = {"setting": setting} if setting else {}
                 rows.append({**at, "client": client["client"], "class": label, "examples": count})
     if not rows:
