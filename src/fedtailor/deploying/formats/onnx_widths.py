@@ -68,7 +68,8 @@ def _branch(place: int, model: Any, shared: dict[str, Any]) -> Any:
     graph = model.graph
     given = {each.name for each in graph.input}
     own: dict[str, str] = {}
-    nodes, kept = [], []
+    nodes: list[Any] = []
+    kept: list[Any] = []
     for tensor in graph.initializer:
         own[tensor.name] = f"{place}/{tensor.name}"
         source = shared.get(tensor.name)
