@@ -9,6 +9,25 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def difference(device: Any, case: dict[str, Any]) -> float:
+    """How far the answers of a file are from what was expected."""
+    values = np.load(case["values"], allow_pickle=False)
+    inputs = [values[name] for name in values.files if name.startswith("input")]
+    expected = [values[name] for name in values.files if name.startswith("expected")]
+    file = case["file"]
+    if file.endswith(".safetensors"):
+        module, name, options = case["model"]
+        network = device.load_safetensors(file, getattr(importlib.import_module(module), name)(**options))
+    else:
+        network = device.LOADERS[Path(file).suffix](file)
+    answers = network(*inputs)
+    assert [each.shape for each in answers] == [each.shape for each in expected]
+    return max(float(np.abs(one - other).max()) for one, other in zip(answers, expected, strict=True))
 
 
 def main() -> None:
@@ -16,26 +35,8 @@ def main() -> None:
     sys.path[:0] = asked["path"]
     if asked["without_fedtailor"]:
         sys.modules["fedtailor"] = None  # type: ignore[assignment]
-    import device
-    import numpy as np
-
-    values = np.load(asked["values"], allow_pickle=False)
-    inputs = [values[name] for name in values.files if name.startswith("input")]
-    expected = [values[name] for name in values.files if name.startswith("expected")]
-    found = {}
-    for file in asked["files"]:
-        if file.endswith(".safetensors"):
-            module, name, options = asked["model"]
-            network = device.load_safetensors(file, getattr(importlib.import_module(module), name)(**options))
-        else:
-            network = device.LOADERS[Path(file).suffix](file)
-        answers = network(*inputs)
-        assert len(answers) == len(expected)
-        shapes = [(one.shape, other.shape) for one, other in zip(answers, expected, strict=True)]
-        assert all(one == other for one, other in shapes), shapes
-        found[Path(file).suffix] = max(
-            float(np.abs(one - other).max()) for one, other in zip(answers, expected, strict=True)
-        )
+    device = importlib.import_module("device")
+    found = [difference(device, case) for case in asked["cases"]]
     heavy = {"fedtailor.deploying", "fedtailor.elasticity", "fedtailor.run"} & set(sys.modules)
     assert not heavy, heavy
     print(json.dumps(found))

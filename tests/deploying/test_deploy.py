@@ -266,7 +266,7 @@ class TestCommand:
         assert call(monkeypatch, "deploy", "runs/small", "--pick", "bytes=1MB") == 0
         file = capsys.readouterr().out.strip()
         assert file in [str(each) for each in Path("runs/small/deploy").iterdir()]
-        assert call(monkeypatch, "check", file, "--data", "fashion-mnist-8k", "--repeats", "2", "--json") == 0
+        assert call(monkeypatch, "check", file, "--data", "digits", "--repeats", "2", "--json") == 0
         found = json.loads(capsys.readouterr().out)
         assert found["score"]["metrics"]["accuracy"] == pytest.approx(network["score"]["metrics"]["accuracy"])
         assert found["differences"] == []

@@ -20,15 +20,16 @@ from fedtailor.deploying.formats import FORMATS
 from fedtailor.deploying.network import TOLERANCE, Network, network_for
 from fedtailor.deploying.wanted import Wanted
 from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.methods.registry import method_names
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 LIBRARY = {"onnx": "onnxruntime", "pte": "executorch"}
-ALL = tuple(FORMATS)
+ALL = tuple(each for each in FORMATS if each != "sparse")  # of masks of single weights, tested by itself
 HALF = Budget(width=0.5)
 
-# How each method is asked for; those whose clients have networks of their own deploy that of a client too.
+# How each method is asked for; those whose clients have networks of their own deploy that of a client.
 METHODS: dict[str, dict[str, Any]] = {
     "apfl": {"warmup": 1, "per_group": True},
     "fedcs": {"warmup": 1, "search_at_once": 2},
@@ -38,7 +39,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "ofa-fl": {"ratios": (1, "1/5"), "trigger": "schedule", "first": 0},
     "splitmix": {"base": 0.25},
 }
-OWN_NETWORKS = ("apfl", "fedcs", "fedpa", "feduniform")
 
 
 def missing() -> list[str]:
@@ -51,29 +51,34 @@ pytestmark = [
 ]
 
 
-def differences(network: Network, files: list[Path], folder: Path, model: Any) -> dict[str, float]:
-    """How far the answers of files in a fresh process are from those of the training form."""
+Case = dict[str, Any]  # a file, the values that it is compared on, and the class for weights alone
+
+
+def cases_of(network: Network, entry: dict[str, Any], folder: Path, model: Any) -> list[Case]:
+    """The files of a network, for a fresh process."""
     values = {f"input_{place}": each.numpy() for place, each in enumerate(network.example.flat)}
     values |= {f"expected_{place}": each.numpy() for place, each in enumerate(network.expected)}
     np.savez(folder / "values.npz", **values)
-    plain = not model[0].startswith("fedtailor")
+    files = [str(folder / "bundle" / each["file"]) for each in entry["files"]]
+    return [{"file": file, "values": str(folder / "values.npz"), "model": model} for file in files]
+
+
+def differences(cases: list[Case], folder: Path) -> list[float]:
+    """How far answers in a fresh process are from the training form; only weights for its classes meet fedtailor."""
+    with_class = [case["file"].endswith(".safetensors") and "fedtailor" in case["model"][0] for case in cases]
     found: dict[str, float] = {}
-    for with_class in (False, True):
-        here = [str(file) for file in files if (file.suffix == ".safetensors") == with_class]
-        asked = {
-            "path": [str(EXAMPLES), str(HERE), *([] if plain else [str(Path(fedtailor.__file__).parents[1])])],
-            "without_fedtailor": plain or not with_class,
-            "values": str(folder / "values.npz"), "files": here, "model": model,
-        }  # fmt: skip
-        if not here:
-            continue
+    for meets in (False, True):
+        here = [case for case, needed in zip(cases, with_class, strict=True) if needed == meets]
+        paths = [str(EXAMPLES), str(HERE), *([str(Path(fedtailor.__file__).parents[1])] if meets else [])]
+        asked = {"path": paths, "without_fedtailor": not meets, "cases": here}
         (folder / "asked.json").write_text(json.dumps(asked))
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         command = [sys.executable, str(HERE / "fresh.py"), str(folder / "asked.json")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean, cwd=folder)
         assert done.returncode == 0, done.stderr
-        found |= json.loads(done.stdout.splitlines()[-1])
-    return found
+        answers = json.loads(done.stdout.splitlines()[-1])
+        found |= {case["file"]: value for case, value in zip(here, answers, strict=True)}
+    return [found[case["file"]] for case in cases]
 
 
 MODELS: dict[str, Any] = {
@@ -106,52 +111,65 @@ MODELS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def show(name: str, found: dict[str, float]) -> None:
-    print(f"\n{name}: " + ", ".join(f"{suffix} {value:.1e}" for suffix, value in sorted(found.items())))
+def show(name: str, cases: list[Case], found: list[float]) -> None:
+    told = [f"{Path(case['file']).suffix} {value:.1e}" for case, value in zip(cases, found, strict=True)]
+    print(f"\n{name}: {', '.join(told)}")
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_fresh_process_without_fedtailor_runs_every_format(name, tmp_path):
     run = finished(name, "heterofl")
-    written = deploy(run, Wanted(HALF, formats=ALL), tmp_path / "bundle")
+    (entry,) = deploy(run, Wanted(HALF, formats=ALL), tmp_path / "bundle").networks
     network = network_for(run, "half", HALF)
-    files = [written.folder / each["file"] for each in written.networks[0]["files"]]
-    found = differences(network, files, tmp_path, MODELS[name])
-    show(name, found)
-    assert found.keys() == {".safetensors", ".pt2", ".onnx", ".pte"}
-    assert max(found.values()) <= TOLERANCE
-    assert (
-        written.networks[0]["macs"]
-        == run.model.cost(network.patches[0].cut).macs
-        < run.model.cost(type(network.patches[0].cut).everything()).macs
-    )
+    cases = cases_of(network, entry, tmp_path, MODELS[name])
+    found = differences(cases, tmp_path)
+    show(name, cases, found)
+    assert [Path(case["file"]).suffix for case in cases] == [".safetensors", ".pt2", ".onnx", ".pte"]
+    assert max(found) <= TOLERANCE
+    assert entry["macs"] == run.model.cost(network.patches[0].cut).macs
+    assert entry["macs"] < run.model.cost(Cut.everything()).macs
+
+
+DEPLOYED: dict[str, list[Case]] = {}  # by the test below, for the one after it
 
 
 @pytest.mark.parametrize("method", method_names())
-def test_every_method_deploys_to_every_format(method, tmp_path):
+def test_every_method_deploys_to_every_format(method, tmp_path_factory):
+    """Every file is run here and compared with the training form: ``deploy`` refuses others."""
     options = METHODS.get(method, {})
     if method == "fedpa":
         groups = finished("cnn").model.groups
         sizes = {group: groups.counts[group] // 2 for group in groups.elastic}
         options = {"architectures": {str(client): sizes for client in range(4)}}
-    fleet = "uniform-2" if method != "splitmix" else "uniform-4"
-    run = finished("cnn", {"name": method, **options}, fleet, rounds=3)
-    budget = run.fleet.tiers[-2].budget
-    own = method in OWN_NETWORKS and run.method.policy.kept_by_clients
-    wanted = Wanted(client=0, formats=ALL) if own else Wanted(budget, formats=ALL)
-    written = deploy(run, wanted, tmp_path / "bundle")
-    network = network_for(run, "x", client=0) if own else network_for(run, "x", budget)
-    (entry,) = written.networks
-    found = differences(
-        network, [written.folder / f["file"] for f in entry["files"]], tmp_path, MODELS["cnn"]
+    run = finished(
+        "cnn", {"name": method, **options}, "uniform-4" if method == "splitmix" else "uniform-2", rounds=3
     )
-    show(f"{method} ({len(network.patches)} network{'s' if len(network.patches) > 1 else ''})", found)
-    assert max(found.values()) <= TOLERANCE
-    if method == "splitmix":
-        assert len(network.patches) == 3
+    budget, own = run.fleet.tiers[-2].budget, run.method.policy.kept_by_clients
+    wanted = Wanted(client=0, formats=ALL) if own else Wanted(budget, formats=ALL)
+    folder = tmp_path_factory.mktemp(method)
+    (entry,) = deploy(run, wanted, folder / "bundle").networks
+    network = network_for(run, "x", client=0) if own else network_for(run, "x", budget)
+    DEPLOYED[method] = cases_of(network, entry, folder, MODELS["cnn"])
+    print(
+        f"\n{method}, {len(network.patches)} member(s), {'client 0' if own else budget}: in this process",
+        end=" ",
+    )
+    print({each["format"]: f"{each['difference']:.1e}" for each in entry["files"]})
+    assert len(entry["files"]) == len(ALL)
+    assert len(network.patches) == (3 if method == "splitmix" else 1)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+def test_a_fresh_process_runs_what_every_method_deployed(tmp_path):
+    assert DEPLOYED, "the test above runs first"
+    cases = [case for each in DEPLOYED.values() for case in each]
+    found = differences(cases, tmp_path)
+    for place, (method, own) in enumerate(DEPLOYED.items()):
+        show(method, own, found[place * len(ALL) : (place + 1) * len(ALL)])
+    assert len(cases) == len(DEPLOYED) * len(ALL)
+    assert max(found) <= TOLERANCE
+
+
+@pytest.mark.parametrize("form", ALL)
 def test_int8_is_smaller_and_what_it_costs_is_measured(form, tmp_path):
     run = finished("cnn", rounds=10)
     plain = deploy(run, Wanted(Budget(width=1), formats=(form,)), tmp_path / "bundle").networks[0]

@@ -143,8 +143,10 @@ def _show(written: Written) -> None:
     scores = [each["score"]["metrics"] for each in written.networks if each["score"]]
     metric = next(iter(scores[0]), None) if scores else None
     table = plain_table()
-    for column in ("network", "format", "size", "params", "MACs", "memory", metric or "score", "checked"):
-        named = column in ("network", "format", "checked")
+    int8 = {file["int8"] for network in written.networks for file in network["files"] if "int8" in file}
+    last = "before int8" if int8 else "differs by"
+    for column in ("network", "format", "size", "params", "MACs", "memory", metric or "score", last):
+        named = column in ("network", "format")
         table.add_column(column, justify="left" if named else "right", no_wrap=True)
     for network in written.networks:
         for file in network["files"]:
@@ -152,17 +154,15 @@ def _show(written: Written) -> None:
                 network["name"], file["format"], size(file["size"]), short(network["params"]),
                 short(network["macs"]), size(network["peak_memory"]), *_judged(network, file, metric),
             )  # fmt: skip
-    console.print(Titled(f"Deployed to {written.folder}/ (checked: largest difference from training)", table))
-    for words in {
-        file["int8"] for network in written.networks for file in network["files"] if "int8" in file
-    }:
+    console.print(Titled(f"Deployed to {written.folder}/", table))
+    for words in sorted(int8):
         console.print(f"int8: {words}", markup=False)
 
 
 def _judged(network: dict[str, Any], file: dict[str, Any], metric: str | None) -> tuple[str, str]:
-    """The first metric, and how the file was checked: of int8, what it costs."""
+    """The first metric, and how far answers are from those of the training form; of int8, the metric before."""
     plain = (network["score"] or {}).get("metrics", {}).get(metric)
     if "int8" not in file:
         return ("-" if plain is None else f"{plain:.4f}"), f"{file['difference']:.0e}"
     after = (file["score"] or {}).get("metrics", {}).get(metric)
-    return ("-", "not measured") if after is None else (f"{after:.4f}", f"{after - plain:+.4f}")
+    return ("-", "not measured") if after is None else (f"{after:.4f}", f"{plain:.4f}")
