@@ -12,7 +12,7 @@ from typing import Any
 from fedtailor.errors import FedtailorError, require
 
 ISSUER = "fedtailor"
-HERE = ("localhost", "127.0.0.1")
+HERE = ("localhost", "127.0.0.1")  # a SuperLink's own processes talk to it too, by these names
 DAYS = 30
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
@@ -35,7 +35,7 @@ def write_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: i
             raise FedtailorError(f"{key} exists already: it stays as it is")
     folder.mkdir(parents=True, exist_ok=True)
     if not there:
-        write_authority(folder, hosts, days)
+        write_authority(folder, list(dict.fromkeys([*hosts, *HERE])), days)
     return [write_node_key(key) for key in keys]
 
 
