@@ -74,3 +74,9 @@ def test_keys_are_written_once(tmp_path: Path) -> None:
         with pytest.raises(FedtailorError, match=expected):
             write_keys(tmp_path / folder, hosts, nodes, 10)
     assert not (tmp_path / "new" / "ca.crt").exists()
+
+
+def test_a_link_and_its_keeper_need_no_pytorch() -> None:
+    code = "import sys; from fedtailor.flower import keeping, node, register; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

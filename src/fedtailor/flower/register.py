@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.local import CONNECTION, flwr, nodes_of
-from fedtailor.flower.submit import Link
+from fedtailor.flower.local import CONNECTION, Link, flwr, nodes_of
 
 SECONDS = 120.0  # a SuperLink that was started a moment ago takes some to listen
 KNOWN = ("already", "in use")  # how Flower says that a key is registered
