@@ -22,6 +22,7 @@ from fedtailor.fleet.presets import build_fleet
 from fedtailor.flower.device_file import FILE, node_table
 from fedtailor.flower.keys import write_keys
 from fedtailor.flower.local import QUIET, installed
+from helpers import slow_if
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flower"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yml").read_text(encoding="utf-8"))
@@ -47,7 +48,7 @@ def test_there_are_a_link_two_nodes_and_a_server() -> None:
     assert set(COMMANDS) == {"superlink", "register", "node-1", "node-2", "server"}
 
 
-@pytest.mark.parametrize("service", COMMANDS)
+@pytest.mark.parametrize("service", [slow_if(name, "superlink") for name in COMMANDS])
 def test_every_command_and_option_exists(service: str) -> None:
     command = COMMANDS[service]
     assert command[0] in ("fedtailor", "flower-superlink")

@@ -103,3 +103,10 @@ def test_nothing_is_measured_or_written_for_a_wrong_word(
     assert call(monkeypatch, "bench-device", "cnn", "--step-time", "50", "--write", str(file)) == 2
     assert "step_time = '50': expected a time with its unit" in " ".join(capsys.readouterr().err.split())
     assert not file.exists()
+
+
+def test_the_file_in_the_docs_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    (block,) = (each for each in page.split("```") if "[measured]" in each and "macs_per_second" in each)
+    (tmp_path / "phone.toml").write_text(block)
+    assert int(node_table({"device": str(tmp_path / "phone.toml")})["macs"]) > 10**7

@@ -58,8 +58,8 @@ def test_keys_are_written_once(tmp_path: Path) -> None:
     assert public.name == "phone.pub"
     certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "server.crt").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["server.example.org"]
-    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.10"]
+    assert names.get_values_for_type(x509.DNSName) == ["server.example.org", "localhost"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.10", "127.0.0.1"]
     assert (tmp_path / "keys" / "phone.key").stat().st_mode & 0o077 == 0
     before = (tmp_path / "keys" / "ca.crt").read_bytes()
     write_keys(tmp_path / "keys", [], ["tablet"], 10)
@@ -74,3 +74,9 @@ def test_keys_are_written_once(tmp_path: Path) -> None:
         with pytest.raises(FedtailorError, match=expected):
             write_keys(tmp_path / folder, hosts, nodes, 10)
     assert not (tmp_path / "new" / "ca.crt").exists()
+
+
+def test_a_link_and_its_keeper_need_no_pytorch() -> None:
+    code = "import sys; from fedtailor.flower import keeping, node, register; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

@@ -43,7 +43,8 @@ class Where:
 
 def run_there(config: str, folder: Path, where: Where) -> None:
     """Send a configuration to a SuperLink, and show what its server says."""
-    from fedtailor.flower.submit import Link, submit
+    from fedtailor.flower.local import Link
+    from fedtailor.flower.submit import submit
 
     if where.superlink is None:
         raise FedtailorError(
@@ -122,8 +123,8 @@ def flower_nodes(
 ) -> None:
     """Show which SuperNodes a SuperLink lets in and which are connected; register keys of new ones."""
     from fedtailor.charts.terminal import Titled, plain_table
+    from fedtailor.flower.local import Link
     from fedtailor.flower.register import register
-    from fedtailor.flower.submit import Link
 
     found = register(Link(superlink, root_certificates), add or [])
     if as_json:
@@ -149,8 +150,8 @@ def flower_node(
     ] = 8001,
 ) -> None:
     """Run a SuperNode for a device: with the file that it says of itself, started again whenever it is lost."""
+    from fedtailor.flower.local import Link
     from fedtailor.flower.node import run_node
-    from fedtailor.flower.submit import Link
 
     run_node(Link(superlink, root_certificates), key, device, port)
 

@@ -80,7 +80,6 @@ evaluate_every = 1
 [data]
 dataset = "digits"       # a device of its own says where its examples lie: --node-config 'dataset="photos/"'
 clients = 4
-validation = 0
 
 [model]
 name = "{package}.model:build"

@@ -13,7 +13,7 @@ from fedtailor.errors import FedtailorError, require
 
 ISSUER = "fedtailor"
 LOOPBACK = "127.0.0.1"
-HERE = ("localhost", LOOPBACK)
+HERE = ("localhost", LOOPBACK)  # a SuperLink's own processes talk to it too, by these names
 DAYS = 30
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
@@ -36,7 +36,7 @@ def write_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: i
             raise FedtailorError(f"{key} exists already: it stays as it is")
     folder.mkdir(parents=True, exist_ok=True)
     if not there:
-        write_authority(folder, hosts, days)
+        write_authority(folder, list(dict.fromkeys([*hosts, *HERE])), days)
     return [write_node_key(key) for key in keys]
 
 

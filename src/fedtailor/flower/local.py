@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, require
 from fedtailor.flower.keys import LOOPBACK, write_authority, write_node_key
 
 QUIET = {
@@ -34,6 +34,27 @@ FEDERATION = "@none/default"  # the one that every SuperLink has
 NODE = ("node-id", "status", "online-at")
 START_SECONDS, STOP_SECONDS, CALL_SECONDS = 60.0, 10.0, 120.0
 KEEPER = (sys.executable, "-m", "fedtailor.flower.keeping")  # in front of the command of a SuperNode
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a SuperLink listens, and whom to believe that it is the one."""
+
+    address: str
+    root_certificates: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        fine = bool(host) and bool(colon) and port.isdecimal() and "/" not in host
+        require(fine, "--superlink", self.address, "host:port, such as 10.0.0.5:8000")
+        if self.root_certificates is not None and not self.root_certificates.is_file():
+            raise FedtailorError(f"--root-certificates {self.root_certificates}: no such file")
+
+    def home(self, folder: Path) -> dict[str, str]:
+        """The environment of Flower's command, with a folder of its own that knows this SuperLink."""
+        write_home(folder, self.address, self.root_certificates, self.insecure)
+        return {**os.environ, **QUIET, "FLWR_HOME": str(folder)}
 
 
 @dataclass

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.device_file import FILE, node_table
-from fedtailor.flower.local import KEEPER, QUIET, installed
-from fedtailor.flower.submit import Link
+from fedtailor.flower.local import KEEPER, QUIET, Link, installed
 
 
 def run_node(link: Link, key: Path, device: Path, port: int) -> NoReturn:
     """Become the SuperNode of a device, which is started again whenever it is lost."""
     _check_files({"--key": key, "--device": device})
+    from fedtailor.flower.device_file import FILE, node_table  # loads PyTorch, which a SuperLink does without
+
     node_table({FILE: str(device)})
     _become(
         "flower-supernode", "--superlink", link.address, "--root-certificates", str(link.root_certificates),

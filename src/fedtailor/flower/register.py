@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.local import CONNECTION, flwr, nodes_of
-from fedtailor.flower.submit import Link
+from fedtailor.flower.local import CONNECTION, Link, flwr, nodes_of
 
+SECONDS = 120.0  # a SuperLink that was started a moment ago takes some to listen
 KNOWN = ("already", "in use")  # how Flower says that a key is registered
 
 
@@ -20,6 +23,7 @@ def register(link: Link, keys: Sequence[Path]) -> list[dict[str, str]]:
             raise FedtailorError(f"--add {key}: no such file")
     with tempfile.TemporaryDirectory() as place:
         environment = link.home(Path(place))
+        _wait_for(link)
         for key in keys:
             try:
                 flwr(environment, "supernode", "register", str(key), CONNECTION)
@@ -27,3 +31,15 @@ def register(link: Link, keys: Sequence[Path]) -> list[dict[str, str]]:
                 if not any(word in str(error) for word in KNOWN):
                     raise
         return nodes_of(lambda *words: flwr(environment, *words))
+
+
+def _wait_for(link: Link) -> None:
+    """Until somebody listens there."""
+    host, _, port = link.address.rpartition(":")
+    end = time.monotonic() + SECONDS
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), 5):
+            return
+        if time.monotonic() > end:
+            raise FedtailorError(f"--superlink {link.address}: nobody listens there after {SECONDS:g} s")
+        time.sleep(1)

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import ssl
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import FedtailorError
 from fedtailor.flower.app_folder import write_app
-from fedtailor.flower.local import CONNECTION, QUIET, installed, write_home
+from fedtailor.flower.local import CONNECTION, Link, installed
 
 STARTED = re.compile(r"started run (\d+)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 REACH_SECONDS = 10.0
 SAYS = ("round ", "error: ", "finished: ")  # how lines of our own server begin
-
-
-@dataclass(frozen=True)
-class Link:
-    """Where a SuperLink listens, and whom to believe that it is the one."""
-
-    address: str
-    root_certificates: Path | None = None
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        host, colon, port = self.address.rpartition(":")
-        fine = bool(host) and bool(colon) and port.isdecimal() and "/" not in host
-        require(fine, "--superlink", self.address, "host:port, such as 10.0.0.5:8000")
-        if self.root_certificates is not None and not self.root_certificates.is_file():
-            raise FedtailorError(f"--root-certificates {self.root_certificates}: no such file")
-
-    def home(self, folder: Path) -> dict[str, str]:
-        """The environment of Flower's command, with a folder of its own that knows this SuperLink."""
-        write_home(folder, self.address, self.root_certificates, self.insecure)
-        return {**os.environ, **QUIET, "FLWR_HOME": str(folder)}
 
 
 def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]) -> None:

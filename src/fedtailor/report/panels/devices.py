@@ -32,7 +32,7 @@ def devices_panel(found: Mapping[str, Any], records: Sequence[RoundRecord] = ())
     caption = f"Clients at {clock(found['when'])}"
     if len(clients) > MOST_CLIENTS:
         caption += f": the {MOST_CLIENTS} of {len(clients):,} that answered last"
-    tables: list[tuple[str, Sequence[Row]]] = [(caption, [_client(row, refused) for row in shown])]
+    tables: list[tuple[str, Sequence[Row]]] = [(caption, _filled([_client(row, refused) for row in shown]))]
     traffic = [{"tier": tier or "unknown", **_spent(spent)} for tier, spent in found["tiers"].items()]
     tables += [("Traffic by tier, all that was sent and received", traffic)] if traffic else []
     strangers = [{"node": node, "why": reason} for node, reason in found["refused"].items()]
@@ -65,12 +65,18 @@ def _client(row: Mapping[str, Any], refused: Mapping[int, Counter[str]]) -> Row:
         "client": row["name"],
         "connected": "yes" if row["connected"] else "no",
         "tier": row["tier"],
-        "last answer": clock(row["last_answer"]) if row["last_answer"] else "none yet",
+        "last answer": row["last_answer"][11:19] if row["last_answer"] else "none yet",
         "refused": ", ".join(f"{count} x {reason}" for reason, count in why.most_common()),
-        "limits": row["limits"],
-        "examples": f"{row['examples']:,}",
         **_spent(row),
+        "examples": f"{row['examples']:,}",
+        "limits": row["limits"],
     }
+
+
+def _filled(rows: Sequence[Row]) -> list[Row]:
+    """The same without columns that say nothing in any row."""
+    said = {name for row in rows for name, value in row.items() if value != ""}
+    return [{name: value for name, value in row.items() if name in said} for row in rows]
 
 
 def _spent(row: Mapping[str, Any]) -> Row:
