@@ -1,7 +1,7 @@
 """Measure what running on Flower costs: seconds per round in four ways, which take turns.
 
     FEDTAILOR_DATA=data python benchmarks/flower.py overhead        # --rounds 4 --repeats 3
-    python benchmarks/flower.py start                               # processor time of a client's process, part by part
+    python benchmarks/flower.py message                             # processor time of one message, ours and plain
 
 Here, with two workers, over a SuperLink on loopback (TLS, two SuperNodes), and a plain Flower app on the same nodes
 (``plain_flower/``): the same network, the same examples per client, the same clients in every round, one thread per
@@ -25,14 +25,18 @@ import tomllib
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import results
 
 from fedtailor.config import make_config
-from fedtailor.flower.local import CONNECTION, LocalLink, local_link
-from fedtailor.flower.submit import Link, submit
+from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
+from fedtailor.flower.device import respond
+from fedtailor.flower.local import CONNECTION, Link, LocalLink, local_link
+from fedtailor.flower.server import serve
+from fedtailor.flower.submit import submit
 from fedtailor.run.interface import run_config
 from fedtailor.seeds import Seeds
 
@@ -66,6 +70,7 @@ batch_size = 32
 [engine]
 workers = {workers}
 deadline = 600
+wait = 600
 """
 
 
@@ -112,7 +117,8 @@ class Meter:
 
     def between(self, ends: list[float]) -> list[tuple[float, float]]:
         """Seconds and processor seconds of the rounds that ended then, but for the first and the last one."""
-        used = np.interp(ends, *zip(*self.samples, strict=True))
+        clock, spent = (list(column) for column in zip(*self.samples, strict=True))
+        used = np.interp(ends, clock, spent)
         pairs = list(pairwise(zip(ends, used.tolist(), strict=True)))
         return [(after[0] - before[0], after[1] - before[1]) for before, after in pairs][:-1]
 
@@ -196,41 +202,110 @@ def one_run(name: str, folder: Path, rounds: int, link: LocalLink) -> list[float
     return here(folder, rounds, WAYS.index(name) * 2)
 
 
-PARTS = {
-    "Flower": "flwr.supernode.runtime.run_clientapp",
-    "PyTorch": "torch",
-    "fedtailor": "fedtailor.flower.apps",
-}
-START = """
-import importlib, sys, time
-for name in sys.argv[1:]:
-    before = time.process_time()
-    importlib.import_module(name)
-    print(time.process_time() - before)
+class Recorder:
+    """A grid of one node in this process: it introduces itself, and what it is asked to train is kept."""
+
+    def __init__(self, text: str, node: dict[str, Any]) -> None:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as Flower's own processes do
+        self.text, self.node = text, node
+        self.asked: Parcel | None = None
+        self.answers: dict[str, Any] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """The one node."""
+        return [1]
+
+    def push_messages(self, messages: list[Any]) -> list[str]:
+        """Answer who is there; a task is kept, and ends the run."""
+        for message in messages:
+            parcel = parcel_of(message.content)
+            if parcel.head["ask"] == "tasks":
+                self.asked = parcel
+                raise KeyboardInterrupt
+            said = content_of(respond(parcel, {"config": self.text}, self.node))
+            number = str(len(self.answers))
+            reply = SimpleNamespace(
+                content=said, has_error=lambda: False, metadata=SimpleNamespace(reply_to_message_id=number)
+            )
+            self.answers[number] = reply
+        return list(self.answers)[-len(messages) :]
+
+    def pull_messages(self, numbers: list[str]) -> list[Any]:
+        """What was answered."""
+        return [self.answers[number] for number in numbers]
+
+
+MESSAGE = """
+import json, resource, sys
+import flwr.supernode.runtime.run_clientapp
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+which, folder, node, run = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+if which == "ours":
+    from fedtailor.engines.flower.post import Parcel, content_of
+    from fedtailor.flower.apps import client
+    head = json.load(open(folder + "/head.json"))
+    content = content_of(Parcel(head, {name: open(f"{folder}/{name}", "rb").read() for name in run.pop("pieces")}))
+else:
+    sys.path.insert(0, folder)
+    from plain.app import client, network
+    content = RecordDict({"arrays": ArrayRecord(network().state_dict()), "config": ConfigRecord({"server-round": 1})})
+message = Message(content, dst_node_id=1, message_type="train", ttl=600, group_id="1")
+message.metadata.__dict__["_message_id"] = "1"
+reply = client(message, Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run))
+assert reply.has_content()
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime)
 """
 
 
-def measure_start(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Processor seconds that a client's process spends on imports, as Flower starts it for every message."""
-    found: list[list[float]] = []
-    for _ in range(arguments.repeats):
-        done = subprocess.run(
-            [sys.executable, "-c", START, *PARTS.values()],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        )
-        found.append([float(line) for line in done.stdout.split()])
+def measure_message(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Processor seconds of a whole client process that trains five clients: ours, and the plain app's, in turns."""
+    text, images = config(1, 0), Path(os.environ.get("FEDTAILOR_DATA", "data")).absolute() / "fashion-mnist"
+    whole, cohort = {"partition-id": 0, "num-partitions": 1}, [0, 2, 4, 6, 8]
+    with tempfile.TemporaryDirectory() as place:
+        node = {**whole, "state": f"{place}/state"}
+        grid = Recorder(text, node)
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(grid, make_config(tomllib.loads(text)), Path(place) / "run")
+        assert grid.asked is not None
+        head = {**grid.asked.head, "tasks": grid.asked.head["tasks"][: len(cohort)]}
+        pieces = {task["piece"] for task in head["tasks"]}
+        Path(place, "head.json").write_text(json.dumps(head), encoding="utf-8")
+        for name in pieces:
+            Path(place, name).write_bytes(grid.asked.pieces[name])
+        words = {
+            "ours": [place, json.dumps(node), json.dumps({"config": text, "pieces": sorted(pieces)})],
+            "plain": [
+                str(PLAIN), json.dumps(whole), json.dumps({"cohorts": json.dumps([cohort]), "images": str(images)}),
+            ],
+        }  # fmt: skip
+        used: dict[str, list[float]] = {name: [] for name in words}
+        for _ in range(arguments.repeats):
+            for name, each in words.items():
+                done = subprocess.run(
+                    [sys.executable, "-c", MESSAGE, name, *each],
+                    capture_output=True, text=True, timeout=600, check=False,
+                )  # fmt: skip
+                if done.returncode:
+                    raise RuntimeError(done.stderr[-2000:])
+                used[name].append(float(done.stdout.split()[-1]))
+                print(name, used[name][-1], file=sys.stderr, flush=True)
+    best = {name: min(values) for name, values in used.items()}
     return {
-        "cpu_seconds_to_import": {
-            name: round(min(values), 2) for name, values in zip(PARTS, zip(*found, strict=True), strict=True)
-        },
+        "setting": "a message to a node: imports, data, model, one epoch of each of five clients x 600 images",
+        "median_cpu_seconds": {name: round(statistics.median(values), 2) for name, values in used.items()},
+        "best_cpu_seconds": {name: round(value, 2) for name, value in best.items()},
+        "ours_over_plain_flower_by_cpu_time": round(best["ours"] / best["plain"], 3),
         "repeats": arguments.repeats,
+        "load_average_seen": round(os.getloadavg()[0], 2),
     }
 
 
-MEASURES = {"overhead": measure_overhead, "start": measure_start}
+MEASURES = {"overhead": measure_overhead, "message": measure_message}
 
 
 def main() -> None:

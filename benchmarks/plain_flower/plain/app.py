@@ -48,12 +48,12 @@ def train(message: Message, context: Context) -> Message:
     """One epoch of SGD for each client of this node that the round names."""
     torch.set_num_threads(1)
     part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    number = int(message.content["config"]["server-round"])
+    number = int(str(message.content.config_records["config"]["server-round"]))
     cohort = json.loads(str(context.run_config["cohorts"]))[number - 1]
     mine = [each for each in cohort if each % parts == part]
     images, labels = read(Path(str(context.run_config["images"])))
     shuffled = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
-    start, model = message.content["arrays"].to_torch_state_dict(), network()
+    start, model = message.content.array_records["arrays"].to_torch_state_dict(), network()
     total = {name: torch.zeros_like(value) for name, value in start.items()}
     for each in mine:
         model.load_state_dict(start)
@@ -75,7 +75,7 @@ def epoch(model: nn.Module, images: Tensor, labels: Tensor, rows: Tensor) -> Non
     for batch in rows[torch.randperm(len(rows))].split(BATCH):
         optimiser.zero_grad()
         inputs = images[batch].float().div(255).sub(0.2860).div(0.3530)
-        F.cross_entropy(model(inputs), labels[batch]).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(inputs), labels[batch]).backward()
         optimiser.step()
 
 
