@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 
-from fedtailor.flower.local import local_link
-from fedtailor.flower.submit import Link, submit
+from fedtailor.flower.local import Link, local_link
+from fedtailor.flower.submit import submit
 from flower.test_same_bits import CONFIG
 
 LOST_SECONDS = 60 + 30 + 60  # two heartbeats, the next try, and a slow machine

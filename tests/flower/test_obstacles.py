@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra fedtailor[flower] is not installed")
 
 from fedtailor.flower.keys import write_authority
-from fedtailor.flower.local import free_port
-from fedtailor.flower.submit import Link, obstacle
+from fedtailor.flower.local import Link, free_port
+from fedtailor.flower.submit import obstacle
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
 from fedtailor.fleet.roster import Profile, Roster
 from fedtailor.flower.app_folder import write_app
-from fedtailor.flower.submit import Link
+from fedtailor.flower.local import Link
 from fedtailor.seeds import Seeds
 
 

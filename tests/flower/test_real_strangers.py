@@ -14,8 +14,8 @@ pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed
 
 from fedtailor.errors import FedtailorError
 from fedtailor.flower.keys import write_authority, write_node_key
-from fedtailor.flower.local import LocalLink, free_port, local_link
-from fedtailor.flower.submit import Link, submit
+from fedtailor.flower.local import Link, LocalLink, free_port, local_link
+from fedtailor.flower.submit import submit
 from flower.real import parts, same, there
 from flower.test_same_bits import CONFIG
 from flower.warm import warm_processes

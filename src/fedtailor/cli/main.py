@@ -8,20 +8,8 @@ from typing import Annotated
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli import (
-    bench_device,
-    check,
-    compare,
-    data,
-    deploy,
-    flower,
-    init,
-    profile,
-    report,
-    resume,
-    run,
-    watch,
-)
+from fedtailor.cli import compare, data, flower, init, profile, report, resume, run, watch
+from fedtailor.cli.devices import bench_device, check, deploy
 from fedtailor.cli.lists import datasets, methods, models, runs
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
