@@ -196,11 +196,14 @@ def test_nobody_comes(tmp_path: Path) -> None:
 
 def test_a_node_that_says_what_cannot_be_is_refused(tmp_path: Path) -> None:
     there = nodes(tmp_path)
-    there[13] = {**there[13], "tier": "huge"}
-    with pytest.raises(FedtailorError, match="unknown tier 'huge'"):
-        run(tmp_path, "run", nodes=there)
-    there[13] = {"partition": 3}
     text = TEXT.replace("wait = 5", "wait = 0.2")
+    for said, expected in [
+        ({"tier": "huge"}, "unknown tier 'huge'"),
+        ({"macs": "2"}, "node 13: .*macs"),  # no piece is so small
+    ]:
+        with pytest.raises(FedtailorError, match=f"3 of 4 clients have joined.*{expected}"):
+            run(tmp_path, "run", text=text, nodes={**there, 13: {**there[13], **said}})
+    there[13] = {"partition": 3}
     with pytest.raises(
         FedtailorError, match="3 of 4 clients have joined.*unknown key in --node-config 'partition'"
     ):

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedtailor.config import RunConfig, load_config
 from fedtailor.elasticity.costing.budget import Budget
-from fedtailor.elasticity.costing.fitting import meets
+from fedtailor.elasticity.costing.fitting import check_honoured, fit, meets
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width
@@ -26,7 +26,7 @@ from fedtailor.engines.flower.engine import FlowerEngine
 from fedtailor.engines.flower.post import Post
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.presets import build_fleet
-from fedtailor.fleet.roster import Roster, placed
+from fedtailor.fleet.roster import Profile, Roster, placed
 from fedtailor.flower.remote import RemoteData
 from fedtailor.record import RoundRecord
 from fedtailor.run.choosing import share_for
@@ -124,7 +124,16 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
         _, budget = placed(roster.profiles[client], fleet)
         return all(_affords(model, budget, patch.cut) for patch in patches)
 
-    engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able)
+    def check(profile: Profile) -> None:
+        """A device that says what cannot be, or that no piece fits, is not taken in: it would end the run for all."""
+        if roster.split is None or profile.tier is not None or profile.budget is not None:
+            placed(profile, fleet)
+        if profile.budget is not None:
+            method = config.built_method
+            check_honoured(profile.budget, method.honours, method.name)
+            fit(model.costs, profile.budget, method.align, workload=method.workload)
+
+    engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able, check)
     roster.look = engine.look
     engine.wait_for(config.clients_per_round, rules.wait)
     settings = config.round_settings

@@ -53,6 +53,7 @@ class FlowerEngine:
     common: Head
     test: Examples
     able: Able  # whether a device can run a network
+    check: Callable[[Profile], None] = lambda _profile: None  # refuses what no run can do with
     note: Event = _silent
     ledger: Ledger = field(default_factory=Ledger)
     moved: Callable[[], None] = lambda: None  # is told when something came or went
@@ -101,8 +102,10 @@ class FlowerEngine:
         for profile in profiles:
             try:
                 self._check_home(profile.name, node)
+                self.check(profile)
                 client = self.roster.join(profile)
             except FedtailorError as error:
+                self.refused[node] = str(error)
                 self.note("client refused", {"node": str(node), "client": profile.name, "reason": str(error)})
                 continue
             if self.homes.get(client) != node:
