@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,12 +43,18 @@ def node_says(link: LocalLink, key: Path, *words: str) -> str:
     """What a SuperNode says that is turned away; it must give up by itself."""
     command = [str(Path(sys.executable).parent / "flower-supernode"), "--superlink", link.address, *words]
     command += ["--auth-supernode-private-key", str(key), "--port", str(free_port()), "--max-retries", "1"]
-    done = subprocess.run(
-        command, env=link.environment, capture_output=True, text=True, timeout=300, check=False, cwd=link.folder,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode != 0
-    return done.stdout + done.stderr
+    log = link.folder / f"stranger{free_port()}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, env=link.environment, stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=link.folder,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        assert process.wait(300) != 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also what it started itself, which may outlive it
+    return log.read_text(encoding="utf-8")
 
 
 def test_a_run_from_someone_who_believes_another_authority(link: LocalLink, tmp_path: Path) -> None:
