@@ -19,7 +19,7 @@ from helpers import image_data, mlp_model, tiny_cnn
 FULL = RoundRecord(
     round=1,
     cohort=Cohort(
-        5, 3, {"late": 1, "non-finite": 1}, 2, 4, 6, refused_by={"7": {"late": 1}, "9": {"non-finite": 1}}
+        5, 3, {"late": 1, "non-finite": 1}, 2, 4, 6, {"7": {"late": 1}, "9": {"non-finite": 1}}, measured_on=3
     ),
     training=Spent(10, 20, 30),
     measuring=Spent(1, 2, 3),
@@ -33,6 +33,7 @@ FULL = RoundRecord(
     method={"stage": "search", "supported": ["1", "1/2"]},
     coverage=(Covered(2, {"channels": {"0": 4, "4": "0-2,5"}}), Covered(1, {"channels": {}}, ("base1",))),
     seconds=0.125,
+    failed={"KeyError: 'label'": ("7", "9")},
 )
 
 
