@@ -105,7 +105,8 @@ def test_a_row_of_a_newer_version_is_read_without_what_is_not_known_yet():
 def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
     row = FULL.as_row()
     assert list(row) == [
-        "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small", "bytes_down",
+        "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small",
+        "measured_on", "bytes_down",
         "bytes_up", "macs", "measuring", "by_tier", "train_loss", "tiers", "validation", "best_round", "deployed",
         "reported", "method",
     ]  # fmt: skip
