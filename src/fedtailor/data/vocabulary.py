@@ -97,7 +97,7 @@ class Vocabulary:
         """Read what ``save`` wrote."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise FedtailorError(f"vocabulary {path} cannot be read: {error}") from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise FedtailorError(f"{path} is no vocabulary: expected the format {FORMAT!r}")

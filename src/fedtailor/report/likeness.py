@@ -12,18 +12,12 @@ from fedtailor.charts.panel import ReportedRun
 from fedtailor.report.amounts import short, short_name
 
 CHANGES_NOTHING = (
-    "name",
-    "seed",
-    "engine.workers",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "report.client_details",
-)
+    "name", "seed", "engine.workers", "checkpoint.every", "checkpoint.keep", "report.client_details",
+)  # fmt: skip
 TOLD_FIRST = ("rounds", "model.name", "data.dataset", "data", "model", "fleet", "clients_per_round", "method")
 LEAST_TOLD = 2
 NETWORK = "network"  # its shapes, where no setting says that they differ
 LONGEST_VALUE = 20  # characters
-LONGEST_FLEET = 40
 
 Settings = Mapping[str, str]  # of a run, by name, without what changes no result
 Alike = tuple[frozenset[tuple[str, str]], str]  # settings and network: equal for runs that belong together
@@ -75,35 +69,14 @@ def _once(group: Sequence[ReportedRun]) -> Iterator[ReportedRun]:
 
 
 def _settings_apart(runs: Sequence[ReportedRun]) -> list[str]:
-    """Of each run its data, metric and tiers, where the report has several: such scores are never ranked together."""
+    """Of each run its data and its metric, where the report has several: such scores are never ranked together."""
     found = [(dataset_of(run), judged_by([run]) or "") for run in runs]
     several = len({data for data, _ in found}) > 1
     metrics = {data: {metric for other, metric in found if other == data and metric} for data, _ in found}
-    fleets = _fleets([_tiers_of(run) for run in runs])
     return [
-        ", ".join(filter(None, (data if several else "", metric if len(metrics[data]) > 1 else "", fleet)))
-        for (data, metric), fleet in zip(found, fleets, strict=True)
+        ", ".join(filter(None, (data if several else "", metric if len(metrics[data]) > 1 else "")))
+        for data, metric in found
     ]
-
-
-def _tiers_of(run: ReportedRun) -> tuple[str, ...]:
-    """The tiers that a run was evaluated on; none before it was."""
-    return next((tuple(record.tiers) for record in reversed(run.records) if record.tiers), ())
-
-
-def _fleets(tiers: Sequence[tuple[str, ...]]) -> list[str]:
-    """A name for each set of tiers, where there are several: how many they are, and which if that does not tell."""
-    kinds = {frozenset(each): each for each in tiers if each}
-    if len(kinds) < 2:
-        return [""] * len(tiers)
-    sizes = [len(kind) for kind in kinds]
-    names: dict[frozenset[str], str] = {frozenset(): ""}
-    for kind, each in kinds.items():
-        told = f"{len(kind)} tiers" if sizes.count(len(kind)) == 1 else f"tiers {', '.join(each)}"
-        told = told if len(told) <= LONGEST_FLEET else told[: LONGEST_FLEET - 1] + "…"
-        clash = told in names.values()
-        names[kind] = f"{told} #{len(names)}" if clash else told
-    return [names[frozenset(each)] for each in tiers]
 
 
 def dataset_of(run: ReportedRun) -> str:

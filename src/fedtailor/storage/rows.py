@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.errors import CorruptError
-from fedtailor.record import Covered, RoundRecord, Row
+from fedtailor.record import Covered, RoundRecord, Row, headline
 
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
 LARGEST_FILE = 2**30  # bytes of a table that is read at once
@@ -75,6 +75,9 @@ def record_of(line: str, coverage: Mapping[int, list[Covered]], events: Mapping[
     for key, fits in FORMS.items():
         if key in row and not fits(row[key]):
             raise ValueError(f"{key} is {type(row[key]).__name__}")
+    for key in ("tiers", "validation"):
+        if row.get(key) and not all(headline(row[key]) in scores for scores in row[key].values()):
+            raise ValueError(f"{key} have no metric in common")
     for key in ("tiers", "validation", "reported"):
         if row.get(key):
             row[key] = {name: {n: _number(v) for n, v in each.items()} for name, each in row[key].items()}
@@ -158,6 +161,25 @@ def is_setup(found: Row) -> bool:
         and all(numbers)
         and _counts_labels({"client": 0, "name": "", "label_counts": data.get("label_counts", [])})
         and all(tables)
+        and _is_table_of(_is_count)(found.get("groups", {}))
+        and _is_table_of(_is_layer)(found.get("layers", {}))
+    )
+
+
+def _is_layer(axes: Any) -> bool:
+    """The first axes of a weight: their lengths, and the groups that lie on them."""
+    return isinstance(axes, list) and all(
+        isinstance(axis, dict)
+        and _is_count(axis.get("length"))
+        and isinstance(axis.get("axes"), list)
+        and all(
+            isinstance(each, list)
+            and len(each) == 5
+            and isinstance(each[0], str)
+            and all(map(_is_count, each[1:]))
+            for each in axis["axes"]
+        )
+        for axis in axes
     )
 
 

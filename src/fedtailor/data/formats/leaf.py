@@ -18,7 +18,7 @@ def read_leaf(folder: Path) -> Iterator[tuple[Path, str, list[Any], list[Any]]]:
     for file in files:
         try:
             content = json.loads(read_file(file))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise broken(file, f"is not JSON ({error})") from error
         users = content.get("user_data") if isinstance(content, dict) else None
         if not isinstance(users, dict):

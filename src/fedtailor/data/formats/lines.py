@@ -24,7 +24,7 @@ def numbered_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         where = f"line {number} of {path}"
         try:
             record = json.loads(line)
-        except ValueError as error:  # a wrong encoding is a ValueError too
+        except (ValueError, RecursionError) as error:  # a wrong encoding is a ValueError too
             raise FedtailorError(f"{where} is not JSON ({error}): expected one object per line") from error
         if not isinstance(record, dict):
             raise FedtailorError(

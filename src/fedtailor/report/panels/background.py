@@ -54,7 +54,7 @@ def data(runs: Runs) -> Panel:
     words: list[str] = []
     for setting, methods in by_setting(runs).items():
         found = next(iter(methods.values()))[0].setup.get("data", {})
-        if "skew" in found:
+        if {"skew", "clients", "train_examples"} <= found.keys():
             words.append(
                 f"{setting + ': ' if setting else ''}{found['clients']} clients, {found['train_examples']} training "
                 f"examples, label skew {found['skew']:.2f} (0: all alike, 1: nothing shared)."
