@@ -19,6 +19,11 @@ def cnn() -> nn.Module:
     return build_model("cnn", input_shape=(1, 8, 8), num_classes=CLASSES, channels=[8, 8])
 
 
+def wide() -> nn.Module:
+    """Weights that count: 370,000."""
+    return build_model("cnn", input_shape=(1, 8, 8), num_classes=CLASSES, channels=[64, 128, 256])
+
+
 def resnet() -> nn.Module:
     return build_model(
         "heterofl-resnet", input_shape=(1, 8, 8), num_classes=CLASSES, widths=[8, 8, 8, 8], stem=8
@@ -70,6 +75,6 @@ def finished(name: str, method: Any = "fjord", fleet: Any = "uniform-2", **setti
     """One round over four clients: weights that are nobody's start, norms that have seen data."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = BUILDERS[name]()
+        module = {**BUILDERS, "wide": wide}[name]()
     options = {"rounds": 1, "clients_per_round": 4, "engine": {"workers": 0}, "progress": False, **settings}
     return fedtailor.train(module, data_for(name), fleet, method, **options)

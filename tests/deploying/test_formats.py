@@ -64,13 +64,15 @@ def test_an_operator_that_a_format_does_not_know_is_named_with_its_layer(form):
 @pytest.mark.parametrize("form", ["onnx", "pte"])
 def test_several_widths_in_one_file(form, tmp_path: Path):
     needs(form)
-    run = finished("cnn", "fjord")
+    run = finished("wide", {"name": "fjord", "widths": [0.5, 1]})
     written = deploy(run, Wanted(switchable=True, formats=(form,)), tmp_path / "deploy")
     (network,) = written.networks
     (file,) = network["files"]
     assert file["difference"] <= 1e-5  # of both widths
     assert [each["macs"] for each in network["widths"]] == sorted(each["macs"] for each in network["widths"])
     assert len(network["widths"]) == 2
+    if form == "onnx":
+        assert file["size"] <= 1.1 * file["widest_alone"]
     assert bool(written.notices) == (form == "pte")  # what cannot be shared is said
 
 

@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram, export
 from fedtailor.deploying.inputs import Inputs, names_of
 from fedtailor.errors import FedtailorError
 
-LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "executorch", "torchao", "root")
+LOGGERS = ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir", "executorch", "torchao", "root")
 
 
 def exported(module: nn.Module, example: Inputs, any_batch: bool) -> ExportedProgram:

@@ -33,9 +33,10 @@ class Onnx(Format):
         return packed if calibration is None else self._as_int8(packed, network, calibration)
 
     def pack_widths(self, networks: Sequence[Network]) -> bytes:
-        return joined([self._model(network) for network in networks])
+        return joined([self._model(network, fold=False) for network in networks])
 
-    def _model(self, network: Network) -> Any:
+    def _model(self, network: Network, fold: bool = True) -> Any:
+        """The graph; with ``fold``, norms become part of the weights in front of them, which are no prefixes then."""
         self.require()
         program = exported(network.module, network.example, any_batch=True)
         outputs = [f"output_{place}" if place else "output" for place in range(len(network.expected))]
@@ -46,6 +47,7 @@ class Onnx(Format):
                     (),
                     dynamo=True,
                     verbose=False,
+                    optimize=fold,
                     input_names=network.input_names,
                     output_names=outputs,
                 )

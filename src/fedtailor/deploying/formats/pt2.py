@@ -22,7 +22,7 @@ class Pt2(Format):
     """One program, for any number of examples where the network allows that."""
 
     name, suffix = "pt2", ".pt2"
-    int8 = "weights only: a quarter of the size, no faster"
+    int8 = "weights alone, computed in floats: smaller, no faster"
 
     def pack(self, network: Network, calibration: Inputs | None) -> bytes:
         module = network.module if calibration is None else with_int8_weights(network.module)

@@ -37,7 +37,7 @@ class Safetensors(Format):
 
     name, suffix = "safetensors", ".safetensors"
     needs_class = True
-    int8 = "weights only: a quarter of the size, no faster"
+    int8 = "weights alone, computed in floats: smaller, no faster"
 
     def pack(self, network: Network, calibration: Inputs | None) -> bytes:
         model, patches = network.model, network.patches
