@@ -42,6 +42,7 @@ ALLOWED = {
     "engines/workers/process.py: subprocess.Popen",
     "sweep/pool.py: subprocess.Popen",  # this program itself
     # Flower's own programs, from beside this Python, with words of our own.
+    "flower/keeping.py: subprocess.Popen",
     "flower/local.py: subprocess.Popen",
     "flower/local.py: subprocess.run",
     "flower/submit.py: subprocess.Popen",

@@ -12,10 +12,10 @@ pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed
 
 from fedtailor.flower.keys import write_node_key
 from fedtailor.flower.local import CONNECTION, local_link
-from flower.namespaces import HUB_ADDRESS, cut_off, inside, machines, passed
-from flower.real import Command, parts, rounds_in, run_here, wait_until
+from flower.link.namespaces import HUB_ADDRESS, cut_off, inside, machines, passed
+from flower.link.real import Command, parts, rounds_in, run_here, wait_until
+from flower.link.warm import warm_processes
 from flower.test_same_bits import CONFIG
-from flower.warm import warm_processes
 from helpers import differing, final_weights
 
 pytestmark = pytest.mark.slow

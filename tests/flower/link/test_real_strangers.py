@@ -19,9 +19,9 @@ from fedtailor.errors import FedtailorError
 from fedtailor.flower.keys import write_authority, write_node_key
 from fedtailor.flower.local import Link, LocalLink, free_port, local_link
 from fedtailor.flower.submit import submit
-from flower.real import parts, same, there
+from flower.link.real import parts, same, there
+from flower.link.warm import warm_processes
 from flower.test_same_bits import CONFIG
-from flower.warm import warm_processes
 
 pytestmark = pytest.mark.slow
 TEXT = CONFIG.replace("{method}", "fedavg").replace("rounds = 3", "rounds = 1")

@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 
 from fedtailor.flower.local import LocalLink, local_link
-from flower.real import Command, parts, rounds_in, run_here, server_processes, wait_until
+from flower.link.real import Command, parts, rounds_in, run_here, server_processes, wait_until
+from flower.link.warm import warm_processes
 from flower.test_same_bits import CONFIG
-from flower.warm import warm_processes
 from helpers import differing, final_weights
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed
 from fedtailor.flower.local import LocalLink, local_link
 from fedtailor.flower.submit import submit
 from fedtailor.methods.registry import method_names
-from flower.real import parts, same, there
+from flower.link.real import parts, same, there
+from flower.link.warm import warm_processes
 from flower.test_same_bits import CONFIG
-from flower.warm import warm_processes
 
 pytestmark = pytest.mark.slow
 NODES = 4

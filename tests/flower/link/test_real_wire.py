@@ -13,10 +13,10 @@ pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed
 
 from fedtailor.flower.local import local_link
 from fedtailor.flower.submit import submit
-from flower.proxy import counting_proxy
-from flower.real import parts, there
+from flower.link.proxy import counting_proxy
+from flower.link.real import parts, there
+from flower.link.warm import warm_processes
 from flower.test_same_bits import CONFIG
-from flower.warm import warm_processes
 
 pytestmark = pytest.mark.slow
 ROUNDS = 3
