@@ -36,6 +36,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
             clients_per_round=3,
             engine={"workers": 0},
             folder=found[name],
+            report={"client_details": True},  # who holds which classes
         )
     return found
 

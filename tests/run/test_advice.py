@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fedtailor
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import ClientsFailedError, FedtailorError
 from fedtailor.method import Method
 from helpers import tiny_mlp
 
@@ -120,8 +120,8 @@ class Breaks(nn.Module):
 
 
 def test_what_breaks_in_the_first_round_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        fedtailor.train(Breaks(), (X, Y), "uniform-2", "fedavg", folder=tmp_path / "own", progress=False)
+    with pytest.raises(ClientsFailedError, match="ZeroDivisionError: no batch of more than two"):
+        fedtailor.train(Breaks(), [(X, Y)], "uniform-1", "fedavg", folder=tmp_path / "own", progress=False)
     assert not (tmp_path / "own").exists()
 
 

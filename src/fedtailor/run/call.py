@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -157,4 +158,5 @@ def _plain(value: Any) -> Any:
         return {key: _plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return value if isinstance(value, str | int | float | bool) else str(value)
+    known = isinstance(value, str | int | bool) or (isinstance(value, float) and math.isfinite(value))
+    return value if known else str(value)

@@ -193,7 +193,7 @@ def able_to_run(
     low, high = (int(bound * MACS_STEPS) for bound in fleet.macs_range)
     while low < high:  # the smallest share of the full model that pays for a piece
         middle = (low + high) // 2
-        fits = misfit(Tier("", Budget(macs=Fraction(middle, MACS_STEPS)), Fraction(1))) is None
+        fits = misfit(Tier("tried", Budget(macs=Fraction(middle, MACS_STEPS)), Fraction(1))) is None
         low, high = (low, middle) if fits else (middle + 1, high)
     return fleet.without(left_out, Fraction(low, MACS_STEPS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -74,5 +75,6 @@ def _make_folder(part: Path, path: Path) -> None:
 def _remove_strays(path: Path) -> None:
     """Folders of runs that were killed while they were made."""
     for stray in path.parent.glob(f".{path.name}.*{PART}"):
-        if time.time() - stray.stat().st_mtime > STRAY_SECONDS and not in_use(stray):
-            remove_aside(stray)
+        with contextlib.suppress(FileNotFoundError):  # it was put in place just now
+            if time.time() - stray.stat().st_mtime > STRAY_SECONDS and not in_use(stray):
+                remove_aside(stray)

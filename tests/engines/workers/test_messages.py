@@ -41,13 +41,22 @@ def fields(kind) -> set[str]:
 def test_every_field_of_a_message_travels():
     """Whoever adds a field to a message adds it to ``messages.py``, and then here."""
     assert fields(Client) == {"id", "tier", "budget", "num_examples", "slot"}
-    assert fields(Lease) == {"names", "cut", "partial"}
+    assert fields(Lease) == {"names", "cut", "partial", "most_metrics", "memory", "nonce"}
     assert fields(Task) == {
         "client", "round", "patch", "lease", "seeds", "action", "memory", "memory_round", "levels",
         "prepared",  # never travels: it is worked out where it is used
     }  # fmt: skip
-    assert fields(Update) == {"client", "round", "base_round", "patch", "weight", "metrics", "memory"}
-    assert fields(Refused) == {"client", "round", "reason", "detail"}
+    assert fields(Update) == {
+        "client",
+        "round",
+        "base_round",
+        "patch",
+        "weight",
+        "metrics",
+        "memory",
+        "nonce",
+    }
+    assert fields(Refused) == {"client", "round", "reason", "detail", "trace"}
     assert fields(Cut) == {"channels", "tag", "mask", "width", "absent"}
 
 
@@ -64,7 +73,7 @@ def test_every_field_of_a_message_travels():
 )
 def test_tasks(budget):
     client = Client(12, "tier|1", budget, 345, 6)
-    lease = Lease(frozenset({"z.weight", "x@1/2"}), CUT, frozenset({"labels"}))
+    lease = Lease(frozenset({"z.weight", "x@1/2"}), CUT, frozenset({"labels"}), 7, 4096, "mark")
     memory = {"mask": torch.tensor([True, False]), "times": 3, "list": [1, (2.5, None)]}
     task = Task(client, 9, Patch(VALUES, CUT), lease, Seeds(2**70), "calibrate", memory, 7)
     there = task_of(through(task_value(task)), through(dict(task.patch.values)))
