@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Runs and tests start many processes: without bytecode each of them compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-slow test-browser lint format clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt

@@ -158,6 +158,7 @@ def test_one_model_per_tier_is_one_row(folder, monkeypatch, capsys):
     assert "tiers have widths" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_compare_says_which_method_was_given_more(folder, monkeypatch, capsys):
     """FjORD's teacher is one more network in every step; it is sent and holds nothing more for it."""
     words = (

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import time
+from collections.abc import Callable
 
 import pytest
 
 from fedtailor.errors import FedtailorError
+from fedtailor.report import live
 from fedtailor.report.live import LOOPBACK, WAITING, Server, look, watching
 from synthetic_runs import write_run
 
@@ -61,31 +65,28 @@ def test_a_port_that_is_taken_is_said(tmp_path):
 
 
 def test_connections_are_limited_and_who_hangs_up_leaves_no_trace(tmp_path, capfd, monkeypatch):
-    import socket
-    import struct
-
-    from fedtailor.report import live
-
-    monkeypatch.setattr(live._Handler, "timeout", 1)
+    monkeypatch.setattr(live, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(live._Handler, "timeout", 2)
     monkeypatch.setattr(live, "look", lambda _path: (live.WAITING, []))
     with watching(tmp_path) as server:
         address = ("127.0.0.1", server.server_port)
-        idle = [socket.create_connection(address) for _ in range(live.MOST_CONNECTIONS)]
-        deadline = time.monotonic() + 20
-        while server._slots._value and time.monotonic() < deadline:
-            time.sleep(0.05)
-        late = socket.create_connection(address)
-        late.settimeout(20)
-        assert late.recv(1) == b""  # turned away
-        for each in idle:
-            each.settimeout(20)
-        assert idle[0].recv(1) == b""  # closed, because it said nothing
+        idle = [socket.create_connection(address, timeout=20) for _ in range(2)]
+        assert until(lambda: server._slots._value == 0)
+        late = socket.create_connection(address, timeout=1)
+        assert late.recv(1) == b""  # turned away at once
+        assert [each.recv(1) for each in idle] == [b"", b""]  # closed, because they said nothing
         rude = socket.create_connection(address)
         rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         rude.sendall(b"GET /data.json HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
         rude.close()
-        while server._slots._value < live.MOST_CONNECTIONS and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert until(lambda: server._slots._value == 2)  # every place was given back
         for each in (*idle, late):
             each.close()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def until(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()

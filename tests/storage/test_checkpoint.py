@@ -227,6 +227,7 @@ def test_every_crash_point_of_a_commit_leaves_the_old_or_the_new_round(folder, t
     assert seen[4] > 0
 
 
+@pytest.mark.slow
 def test_every_crash_point_of_a_new_run_leaves_no_folder_or_a_whole_one(tmp_path):
     def start(path: Path) -> None:
         with Journal.create(path, {"config.toml": "x = 1\n"}) as journal:
@@ -310,6 +311,7 @@ def test_every_crash_point_under_strace(tmp_path):
     assert len(rounds) >= 8
 
 
+@pytest.mark.slow
 def test_every_power_cut_leaves_the_old_or_the_new_round(folder, tmp_path):
     """Only what was synced is sure: names and contents that were not may be old, new or in between."""
     start = shutil.copytree(folder, tmp_path / "start")

@@ -107,6 +107,7 @@ def test_asked_to_stop_it_finishes_the_rounds_and_says_how_to_go_on(tmp_path, st
         assert f"{records[-1].round:08d}.checkpoint" in os.listdir(run.folder.path / "checkpoints")
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_and_stops_no_other(tmp_path):
     small_config(tmp_path, "pool", rounds=1)
     grid = ["clients_per_round=99,3"]

@@ -155,7 +155,13 @@ def test_torch_export(name):
     close(tensors(program.module()(*args, **kwargs)), run(small, this.batch), 1e-10)
 
 
-@pytest.mark.parametrize("name", ["ResNet", "LiteralLeNet", "PreNormTransformer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LiteralLeNet",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("ResNet", "PreNormTransformer")),
+    ],
+)
 def test_torch_compile_can_follow(name):
     _compiles(name, "aot_eager")
 

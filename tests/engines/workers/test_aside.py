@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -69,8 +70,10 @@ def test_the_scores_are_those_of_an_evaluation_for_itself(pool):
 
 
 def test_tasks_go_before_what_is_aside_and_nobody_waits_for_it(pool, method, given):
-    train(method, pool)  # so that all workers are there
-    given.clear()
+    pool.start()
+    while not all(worker.ready for worker in pool._workers):
+        assert pool.ready in (True, False)  # asking listens to them
+        time.sleep(0.01)
     later = pool.measure_aside(DEPLOYED)
     assert given == [None, None]  # both workers were free
     assert train(method, pool) == set(range(len(SIZES)))
@@ -98,6 +101,7 @@ def test_what_arrives_while_nobody_works_is_kept(pool):
     assert later() == SCORES
 
 
+@pytest.mark.slow
 def test_workers_that_die_at_it_are_replaced(pool, method):
     train(method, pool)
     later = pool.measure_aside(DEPLOYED)
@@ -123,6 +127,7 @@ def test_a_pool_that_was_closed_still_tells(method):
     assert later() == SCORES
 
 
+@pytest.mark.slow
 def test_without_workers_it_is_done_at_once_and_with_dying_ones_here(method, monkeypatch):
     notices: list[str] = []
     with Automatic(method.tell("none"), MODEL, DATA, 1, notices.append) as engine:

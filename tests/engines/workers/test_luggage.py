@@ -175,6 +175,7 @@ def run_script(folder, *, guarded: bool, module: str, workers: str = "1") -> sub
     return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_not_run_again_by_its_workers(tmp_path):
     """With ``multiprocessing`` this script would start itself over and over."""
     result = run_script(tmp_path, guarded=False, module=PLAIN)
@@ -182,6 +183,7 @@ def test_a_script_without_a_guard_is_not_run_again_by_its_workers(tmp_path):
     assert result.stdout.split("\n")[:2] == ["RUNS", "ENDED 2"]
 
 
+@pytest.mark.slow
 def test_a_class_of_a_script_without_a_guard_is_refused_with_advice(tmp_path):
     result = run_script(tmp_path, guarded=False, module="Net()")
     assert result.returncode != 0

@@ -264,6 +264,7 @@ def test_what_a_worker_says_before_it_ends(error, told):
     assert said == ([] if told is None else [told])
 
 
+@pytest.mark.slow
 def test_a_client_whose_workers_die_twice_is_refused_and_the_round_goes_on(pool, method):
     method.tell("kill", again=True)
     result = there(method, pool, every=100, fleet="equal")
@@ -318,6 +319,7 @@ def test_what_fedtailor_refuses_in_a_worker_is_one_sentence(pool, method):
     )
 
 
+@pytest.mark.slow
 def test_a_worker_that_shows_no_life_is_replaced(pool, method, expected, monkeypatch):
     monkeypatch.setattr(worker_process, "SILENCE_SECONDS", 2.5)
     method.tell("stop")
@@ -338,6 +340,7 @@ def test_a_client_that_is_late_costs_no_more_than_the_deadline(pool, method, exp
     assert_same(expected, there(method, pool))  # the late answer turns up in no later round
 
 
+@pytest.mark.slow
 def test_an_answer_that_cannot_be_read_is_a_worker_that_died(pool, method, expected, monkeypatch):
     spoiled = []
     decode = worker_process.decode

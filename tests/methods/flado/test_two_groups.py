@@ -64,6 +64,7 @@ def halves(result: Result) -> tuple[float, float]:
     return float(by_half[range(CLIENTS), group].mean()), float(by_half[range(CLIENTS), 1 - group].mean())
 
 
+@pytest.mark.slow
 def test_clients_find_their_half_of_the_layer():
     hasty = Flado(LOCAL, alignment_step=0.06, trajectory_memory=0.5)
     own, other = halves(trained(hasty, seed=0, rounds=20))

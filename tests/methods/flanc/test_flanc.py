@@ -52,6 +52,7 @@ def count(values: dict[str, Tensor], model: ElasticModel, ending: str = "") -> i
 # What travels
 
 
+@pytest.mark.slow
 def test_the_papers_parameter_counts_of_resnet18():
     ranks = {
         f"stages.{s}.0.conv2.weight": (4 * 2**s, 16 * 2**s) for s in (1, 2, 3)
