@@ -33,6 +33,7 @@ class Stop(Exception):  # noqa: N818
     pass
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_with_another_number_of_workers(tmp_path):
     whole = fedtailor.train(tiny_cnn(), image_data(), **SETTINGS, engine={"workers": 0})
 

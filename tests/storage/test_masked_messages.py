@@ -180,6 +180,7 @@ def rounds(engine, until: int = ROUNDS, start: Checkpoint | None = None):
     return end, rows
 
 
+@pytest.mark.slow
 def test_interrupted_around_every_event_and_with_workers_the_bits_are_the_same():
     whole, rows = rounds(InProcess(RULES, MODEL, DATA))
     assert [len(row["method"]["supported"]) for row in rows] == [1, 2, 2, 3, 3]
