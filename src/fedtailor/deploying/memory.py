@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedtailor.deploying.formats.exporting import unfused
 from fedtailor.deploying.inputs import Inputs
+from fedtailor.elasticity.costing.cost import plain_attention
 
 
 def peak_memory(module: nn.Module, example: Inputs) -> int:
@@ -19,7 +19,7 @@ def peak_memory(module: nn.Module, example: Inputs) -> int:
     one = example.rows(0, 1)
     tensors = {each.data_ptr(): each.nbytes for each in (*module.parameters(), *module.buffers())}
     counted = _Alive(set(tensors))
-    with torch.no_grad(), unfused(), counted:
+    with torch.no_grad(), plain_attention(), counted:
         module(*one.args, **one.kwargs)
     return sum(tensors.values()) + sum(each.nbytes for each in one.flat) + counted.most
 

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram, export
 
 from fedtailor.deploying.inputs import Inputs, names_of
+from fedtailor.elasticity.costing.cost import plain_attention
 from fedtailor.errors import FedtailorError
 
 LOGGERS = ("torch", "torch.onnx", "torch.export", "onnxscript", "onnx_ir", "executorch", "torchao", "root")
@@ -27,7 +28,7 @@ def exported(module: nn.Module, example: Inputs, any_batch: bool) -> ExportedPro
         )
     batch = Dim("batch", min=1)
     shapes = {name: {0: batch} for name in names_of(module, inputs)} if any_batch else None
-    with torch.no_grad(), quiet(), unfused():
+    with torch.no_grad(), quiet(), plain_attention():
         try:
             return export(module.eval(), inputs.args, dict(inputs.kwargs), dynamic_shapes=shapes)
         except Exception as error:  # of the user's own code, or of torch.export: any class
@@ -96,14 +97,3 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(found, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def unfused() -> Iterator[None]:
-    """Transformer layers as the operators they are made of: no other format knows PyTorch's fused ones."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

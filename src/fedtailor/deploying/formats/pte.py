@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from fedtailor.deploying.formats.base import Format, Program, one_at_a_time
-from fedtailor.deploying.formats.exporting import exported, quiet, refusal, unfused
+from fedtailor.deploying.formats.exporting import exported, quiet, refusal
 from fedtailor.deploying.inputs import Inputs
 from fedtailor.deploying.network import Network
+from fedtailor.elasticity.costing.cost import plain_attention
 from fedtailor.errors import CorruptError
 
 WIDTH = "width"  # begins the names of methods of several widths
@@ -76,7 +77,7 @@ class Pte(Format):
         quantizer = self.library("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
         steps = self.library("torchao.quantization.pt2e.quantize_pt2e")
         settings = quantizer.get_symmetric_quantization_config(is_per_channel=True)
-        with quiet(), torch.no_grad(), unfused():
+        with quiet(), torch.no_grad(), plain_attention():
             prepared = steps.prepare_pt2e(program.module(), quantizer.XNNPACKQuantizer().set_global(settings))
             for single in calibration.one_by_one():
                 prepared(*single.args, **single.kwargs)

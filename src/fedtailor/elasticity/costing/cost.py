@@ -60,7 +60,7 @@ def products(
     meta = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     on_meta = {name: torch.empty_like(value, device="meta") for name, value in weights.items()}
     recorder = _ProductRecorder(on_meta)
-    with torch.no_grad(), _plain_attention(), recorder:
+    with torch.no_grad(), plain_attention(), recorder:
         functional_call(shell, on_meta, *meta, tie_weights=False)
     return recorder.parts
 
@@ -73,8 +73,8 @@ def forward_macs(module: nn.Module, args: tuple[Any, ...]) -> int:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Without the fused Transformer layers, which add their biases where nobody sees it."""
+def plain_attention() -> Iterator[None]:
+    """Transformer layers as the operators they are made of: fused ones hide their biases, and no format knows them."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
