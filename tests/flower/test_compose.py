@@ -79,7 +79,7 @@ def test_every_file_is_there_or_written_by_the_first_step(tmp_path: Path) -> Non
             places[inner] = tmp_path / "state" if named else tmp_path / "here" / outer
         for name, value in options_of(service["command"]).items():
             if value.startswith(("keys/", "node-")) or value.endswith(".toml"):
-                assert any(f"/work/{value}".startswith(inner) for inner in places), (name, value)
+                assert any(f"/fedtailor/{value}".startswith(inner) for inner in places), (name, value)
         for other in service.get("depends_on", {}):
             assert other in COMPOSE["services"]
 

@@ -42,14 +42,17 @@ class Format(ABC):
 
     def pack_widths(self, networks: Sequence[Network]) -> bytes:  # noqa: ARG002
         """One file of several widths of one network, the widest last, that is told which one to run."""
-        raise FedtailorError(
-            f"--switchable: a file of format {self.name} holds one width; expected --format onnx or pte, or "
+        raise self._one_width("--switchable")
+
+    def open_width(self, file: Path, place: int) -> Program:  # noqa: ARG002
+        """The function of one of the widths of such a file."""
+        raise self._one_width(str(file))
+
+    def _one_width(self, what: str) -> FedtailorError:
+        return FedtailorError(
+            f"{what}: a file of format {self.name} holds one width; expected --format onnx or pte, or "
             "run.switchable() in Python"
         )
-
-    def open_width(self, file: Path, place: int) -> Program:
-        """The function of one of the widths of such a file."""
-        raise NotImplementedError(f"{self.name} has no files of several widths")
 
     def require(self) -> None:
         """Refuse early where a library is missing."""
