@@ -1,11 +1,11 @@
-"""What does a device gain from a narrower network? Latency of deployed files against width, and where multiples of 8 matter.
+"""What does a device gain from a narrower network? Latency of deployed files by width, and where multiples of 8 matter.
 
     python benchmarks/latency.py [--record] [--draw]
 
-Four networks at four widths, in three formats: the files of ``fedtailor deploy``, run here on one thread, one example at
-a time, by PyTorch, ONNX Runtime and ExecuTorch (XNNPACK). Files take turns, so that a busy machine slows all of them,
-and the median of the turns is reported; a turn is the quickest of a few calls. Then single layers around 64 channels:
-what one channel more or less costs. ``--draw`` makes the figure of ``docs/deploy.md`` from ``results.json`` alone.
+Four networks at four widths, in three formats: the files of ``fedtailor deploy``, run on one thread, one example at a
+time, by PyTorch, ONNX Runtime and ExecuTorch (XNNPACK). Files take turns, so that a busy machine slows all of them, and
+the median of the turns is reported; a turn is the quickest of a few calls. Then single layers around 64 channels: what
+one channel more or less costs. ``--draw`` makes the figure of ``docs/deploy.md`` from ``results.json`` alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -30,6 +31,7 @@ from fedtailor.deploying.formats import FORMATS, Program
 from fedtailor.deploying.inputs import Inputs, answers_of
 from fedtailor.deploying.network import Network, network_for
 from fedtailor.models import build_model
+from fedtailor.storage.files import replace_file
 
 FORMS = ("pt2", "onnx", "pte")
 WIDTHS = (0.25, 0.5, 0.75, 1)
@@ -51,6 +53,9 @@ def main() -> int:
     """Measure, or draw what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--turns", type=int, default=40, help="turns of every file (default: 40)")
+    parser.add_argument(
+        "--files", type=Path, help="keep the files there, and take those that are there already"
+    )
     parser.add_argument("--draw", action="store_true", help="draw docs/figures/latency.svg from results.json")
     results.add_option(parser)
     options = parser.parse_args()
@@ -58,20 +63,21 @@ def main() -> int:
         draw(json.loads(results.FILE.read_text(encoding="utf-8"))["latency"]["widths"]["figures"])
         return 0
     torch.set_num_threads(1)
-    results.report("widths", widths(options.turns), options)
-    results.report("channels", channels(options.turns), options)
+    with TemporaryDirectory() as made:
+        files = Path(made) if options.files is None else options.files
+        results.report("widths", widths(options.turns, files), options)
+        results.report("channels", channels(options.turns, files), options)
     return 0
 
 
-def widths(turns: int) -> dict[str, Any]:
+def widths(turns: int, files: Path) -> dict[str, Any]:
     """Milliseconds of every network, format and width, with MACs beside them."""
     found: dict[str, Any] = {}
     for name, settings in NETWORKS.items():
         run = finished(build_model(name, input_shape=PICTURE, num_classes=10, **settings))
         networks = {width: network_for(run, str(width), fedtailor.Budget(width=width)) for width in WIDTHS}
         example = networks[1].example.rows(0, 1)
-        with TemporaryDirectory() as made:
-            times = timed(opened(networks, Path(made)), example, turns)
+        times = timed(opened(networks, files / name), example, turns)
         found[name] = {
             "params": networks[1].cost.params,
             "macs": {str(width): network.cost.macs for width, network in networks.items()},
@@ -80,22 +86,20 @@ def widths(turns: int) -> dict[str, Any]:
     return found
 
 
-def channels(turns: int) -> dict[str, Any]:
+def channels(turns: int, files: Path) -> dict[str, Any]:
     """Milliseconds of single kinds of layers, by their number of channels."""
     found: dict[str, Any] = {}
     for kind, (layers, shape) in KINDS.items():
         inputs = Inputs((torch.randn(shape),))
         networks = {count: plain(layers(count).eval(), inputs) for count in CHANNELS}
-        with TemporaryDirectory() as made:
-            times = timed(opened(networks, Path(made)), inputs, turns)
+        times = timed(opened(networks, files / kind), inputs, turns)
         found[kind] = {form: {str(count): times[form, count] for count in CHANNELS} for form in FORMS}
     return found
 
 
 def chain(layer: Callable[[int, int], nn.Module], sizes: Sequence[int]) -> nn.Sequential:
     """Layers of one kind behind each other."""
-    pairs = zip(sizes, sizes[1:], strict=False)
-    return nn.Sequential(*(each for one, other in pairs for each in (layer(one, other), nn.ReLU())))
+    return nn.Sequential(*(each for one, other in pairwise(sizes) for each in (layer(one, other), nn.ReLU())))
 
 
 # Each by its number of channels, and the inputs that it is given; linear layers are wider, to have some work at all.
@@ -122,7 +126,9 @@ def finished(module: nn.Module) -> fedtailor.Run:
     """A run of one round on noise: latency does not ask what was learnt."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (40, *PICTURE), dtype=torch.uint8, generator=generator)
-    examples = Examples.of(pixels, torch.arange(40) % 10, preparation=ImagePreparation((0.5,) * 3, (0.3,) * 3))
+    examples = Examples.of(
+        pixels, torch.arange(40) % 10, preparation=ImagePreparation((0.5,) * 3, (0.3,) * 3)
+    )
     data = FederatedData.from_examples(examples, examples, clients=4, num_classes=10)
     settings = {"clients_per_round": 4, "engine": {"workers": 0}, "progress": False}
     method = {"name": "fjord", "widths": list(WIDTHS)}
@@ -132,10 +138,12 @@ def finished(module: nn.Module) -> fedtailor.Run:
 def opened(networks: Mapping[Any, Network], folder: Path) -> Files:
     """Every network as a file of every format, ready to be called."""
     found: Files = {}
+    folder.mkdir(parents=True, exist_ok=True)
     for name in FORMS:
         for key, network in networks.items():
             file = folder / f"{key}{FORMATS[name].suffix}"
-            file.write_bytes(FORMATS[name].pack(network, None))
+            if not file.exists():
+                replace_file(file, [FORMATS[name].pack(network, None)])
             found[name, key] = FORMATS[name].open(file)
     return found
 

@@ -139,7 +139,9 @@ batch_size = 1
     assert capsys.readouterr().out.strip() == str(bundle / "0.5.safetensors")
     profile.write_text('name = "phone-17"\n')
     assert call(monkeypatch, "deploy", str(bundle), "--pick", str(profile)) == 2
-    assert "phone.toml has no limit: expected at least one of macs" in capsys.readouterr().err.replace("\n", " ")
+    assert "phone.toml has no limit: expected at least one of macs" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
 
 
 def nothing_written(place: Path) -> bool:

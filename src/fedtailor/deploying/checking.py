@@ -94,9 +94,7 @@ def check(
     )  # fmt: skip
 
 
-def _entry(
-    manifest: Mapping[str, Any], path: Path
-) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+def _entry(manifest: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     for network in manifest.get("networks", []):
         for file in network["files"]:
             if file["file"] == path.name:

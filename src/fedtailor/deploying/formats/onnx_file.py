@@ -86,7 +86,9 @@ class Onnx(Format):
     def inputs(self, file: Path) -> Specification:
         found = self._opened(file).get_inputs()
         if any(each.name == WIDTH for each in found):
-            raise FedtailorError(f"{file} holds several widths; expected its manifest beside it, which says which")
+            raise FedtailorError(
+                f"{file} holds several widths; expected its manifest beside it, which says which"
+            )
         return [input_entry(each.name, _type(file, each.type), each.shape) for each in found]
 
     def _session(self, file: Path, fixed: dict[str, Any]) -> Program:

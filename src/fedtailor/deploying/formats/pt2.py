@@ -52,7 +52,9 @@ class Pt2(Format):
         _, named = program.call_spec.in_spec.children()  # of what is given by place, and by name
         places = [*[None] * (len(taken) - named.num_leaves), *(named.context or [])]
         return [
-            input_entry(known or name, values[name].dtype, list(values[name].shape), keyword=known is not None)
+            input_entry(
+                known or name, values[name].dtype, list(values[name].shape), keyword=known is not None
+            )
             for name, known in zip(taken, places, strict=True)
         ]
 

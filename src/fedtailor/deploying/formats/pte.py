@@ -93,7 +93,7 @@ class Pte(Format):
         return one_at_a_time(self.method(file, "forward"))
 
     def inputs(self, file: Path) -> Specification:
-        program, method = self._loaded(file, "forward")
+        _owner, method = self._loaded(file, "forward")
         about = method.metadata
         found = [about.input_tensor_meta(place) for place in range(about.num_inputs())]
         return [
