@@ -119,7 +119,7 @@ KINDS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
 def plain(module: nn.Module, inputs: Inputs) -> Network:
     """A module as ``deploy`` hands it to a format; these formats ask for its graph alone."""
     model: Any = None
-    return Network("layers", (), model, module, module, inputs, answers_of(module, inputs))
+    return Network("layers", (), model, module, inputs, answers_of(module, inputs))
 
 
 def finished(module: nn.Module) -> fedtailor.Run:
@@ -130,7 +130,7 @@ def finished(module: nn.Module) -> fedtailor.Run:
         pixels, torch.arange(40) % 10, preparation=ImagePreparation((0.5,) * 3, (0.3,) * 3)
     )
     data = FederatedData.from_examples(examples, examples, clients=4, num_classes=10)
-    settings = {"clients_per_round": 4, "engine": {"workers": 0}, "progress": False}
+    settings: dict[str, Any] = {"clients_per_round": 4, "engine": {"workers": 0}, "progress": False}
     method = {"name": "fjord", "widths": list(WIDTHS)}
     return fedtailor.train(module, data, "uniform-4", method, rounds=1, **settings)
 

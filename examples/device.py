@@ -82,11 +82,10 @@ def load_safetensors(file: str, full: Any) -> Network:
             for name, size in sizes.items():
                 setattr(member.get_submodule(path), name, tuple(size) if isinstance(size, list) else size)
         _fill(member, own)
-        members.append(_with_tensors(member, about.get("keywords", [])))
+        members.append(_with_tensors(member, about["keywords"]))
 
     def predict(*inputs: Array) -> list[Array]:
-        first, *rest = inputs
-        prepared = [_normalised(first, about["inputs"].get("preparation")), *rest]
+        prepared = _prepared(inputs, about["inputs"].get("preparation"), about["keywords"])
         answers = [member(*prepared) for member in members]
         return [np.stack(parts).mean(0) for parts in zip(*answers, strict=True)]
 
@@ -99,7 +98,7 @@ def load_sparse(file: str, full: Any) -> Network:
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
-        about = {key: json.loads(opened.metadata()[key]) for key in ("shapes", "ties", "inputs")}
+        about = {key: json.loads(opened.metadata()[key]) for key in ("shapes", "ties", "inputs", "keywords")}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (it is no dict)
     for name, shape in about["shapes"].items():  # of every weight one bit: whether its value is there
         kept = np.unpackbits(tensors.pop(f"{name}.mask").numpy(), count=int(np.prod(shape))).astype(bool)
@@ -108,9 +107,8 @@ def load_sparse(file: str, full: Any) -> Network:
     tensors |= {second: tensors[first] for second, first in about["ties"].items()}
     member = copy.deepcopy(full).eval()
     _fill(member, tensors)
-    network = _with_tensors(member)
-    preparation = about["inputs"].get("preparation")
-    return lambda first, *rest: network(_normalised(first, preparation), *rest)
+    network = _with_tensors(member, about["keywords"])
+    return lambda *inputs: network(*_prepared(inputs, about["inputs"].get("preparation"), about["keywords"]))
 
 
 def _fill(module: Any, tensors: dict[str, Any]) -> None:
@@ -123,10 +121,17 @@ def _fill(module: Any, tensors: dict[str, Any]) -> None:
         setattr(layer, leaf, torch.nn.Parameter(value) if leaf in layer._parameters else value)
 
 
-def _normalised(raw: Array, how: dict[str, Any] | None) -> Array:
+def _prepared(inputs: Sequence[Array], how: dict[str, Any] | None, names: Sequence[str]) -> list[Array]:
+    """The inputs, the one that has to be normalised so; ``names`` are those of the last inputs."""
+    found = list(inputs)
+    if how is not None:
+        place = len(found) - len(names) + list(names).index(how["input"]) if how.get("input") else 0
+        found[place] = _normalised(found[place], how)
+    return found
+
+
+def _normalised(raw: Array, how: dict[str, Any]) -> Array:
     """``(raw / white - mean) / std``, of every channel or feature."""
-    if how is None:
-        return raw
     shape = (1, -1, 1, 1) if how["kind"] == "pixels" else (1, -1)
     mean, std = (np.array(how[name], dtype=np.float32).reshape(shape) for name in ("mean", "std"))
     scaled = (raw.astype(np.float32) / np.float32(how.get("white", 1)) - mean) / std

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -11,34 +13,19 @@ import torch
 from networks import cnn, finished
 from torch import nn
 
-import fedtailor
 from commands import call, small_config
 from fedtailor import Budget, FedtailorError
 from fedtailor.deploying.bundle import deploy, read_manifest
-from fedtailor.deploying.checking import check
 from fedtailor.deploying.formats import FORMATS
 from fedtailor.deploying.formats import safetensors_file as weights
-from fedtailor.deploying.formats.pt2 import refuse_pickles
 from fedtailor.deploying.inputs import Inputs, answers_of
 from fedtailor.deploying.int8 import quantised, with_int8_weights
 from fedtailor.deploying.memory import peak_memory
 from fedtailor.deploying.network import difference, network_for
 from fedtailor.deploying.picking import pick
 from fedtailor.deploying.wanted import Wanted
-from fedtailor.errors import CorruptError
-from helpers import slow_if
 
 TIERS = Wanted(all_tiers=True)
-
-
-@pytest.fixture(scope="module")
-def run() -> fedtailor.Run:
-    return finished("cnn", "heterofl")
-
-
-@pytest.fixture(scope="module")
-def bundle(run, tmp_path_factory) -> Path:
-    return deploy(run, TIERS, tmp_path_factory.mktemp("run") / "deploy").folder
 
 
 def test_a_bundle_holds_what_its_manifest_says(run, bundle):
@@ -164,7 +151,9 @@ def test_a_method_that_looks_at_no_budget(tmp_path):
 
 
 def test_what_is_asked_for_wrongly(run, tmp_path):
-    with pytest.raises(FedtailorError, match="expected one of a budget, all tiers, a client or switchable"):
+    with pytest.raises(
+        FedtailorError, match="expected one of --budget, --all-tiers, --client or --switchable"
+    ):
         Wanted()
     with pytest.raises(FedtailorError, match="unknown format 'onxx': did you mean 'onnx'"):
         Wanted(all_tiers=True, formats=("onxx",))
@@ -173,6 +162,42 @@ def test_what_is_asked_for_wrongly(run, tmp_path):
     with pytest.raises(FedtailorError, match="devices of one budget are given the same network"):
         deploy(run, Wanted(client=1), tmp_path / "deploy")
     assert nothing_written(tmp_path / "deploy")
+
+
+def test_tiers_of_every_language_have_files_of_their_own(tmp_path):
+    tiers = [("手机", 0.5), ("电脑", 1.0)]
+    fleet = [{"name": name, "width": width, "share": 1} for name, width in tiers]
+    folder = deploy(finished("cnn", "heterofl", fleet), TIERS, tmp_path / "deploy").folder
+    assert {"手机.safetensors", "电脑.safetensors"} <= {each.name for each in folder.iterdir()}
+    fleet = [{"name": name, "width": width, "share": 1} for name, width in (("≤1GB", 0.5), ("≥1GB", 1.0))]
+    with pytest.raises(FedtailorError, match="tiers '≤1GB' and '≥1GB' would both become the file _1GB"):
+        deploy(finished("cnn", "heterofl", fleet), TIERS, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_bundle_is_of_one_run(run, bundle):
+    other = finished("cnn", "heterofl", seed=8)
+    with pytest.raises(FedtailorError, match="this bundle is of another run"):
+        deploy(other, TIERS, bundle, overwrite=True)
+    assert read_manifest(bundle)["run"]["weights"] != ""
+
+
+def test_a_run_that_has_blown_up_has_nothing_to_deploy(tmp_path):
+    run = finished("cnn", "fedavg", "equal")
+    name = next(iter(run.state.weights))
+    broken = replace(
+        run, state=replace(run.state, weights={**run.state.weights, name: run.state.weights[name] * nan})
+    )
+    with pytest.raises(FedtailorError, match="answers with NaN: the run has blown up; nothing was written"):
+        deploy(broken, TIERS, tmp_path / "deploy")
+    assert nothing_written(tmp_path / "deploy")
+
+
+def test_here_is_a_place_too(run, tmp_path, monkeypatch):
+    (tmp_path / "device").mkdir()
+    monkeypatch.chdir(tmp_path / "device")
+    deploy(run, Wanted(Budget(width=0.5)), ".")
+    assert (tmp_path / "device" / "width-1_2.safetensors").is_file()
 
 
 @pytest.mark.parametrize("form", ["onnx", "pte"])
@@ -229,94 +254,6 @@ def test_peak_memory_by_hand():
     assert peak_memory(module, Inputs((torch.zeros(3, 4),))) == 4 * (values + weights_)
 
 
-class ByName(nn.Module):
-    """Takes what a collator hands over, by its names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.inner, self.head = nn.Embedding(20, 4), nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, tokens=None, scale=None):
-        return self.head(self.inner(self.embedding(tokens).mean(1) * scale))
-
-
-class TestCheck:
-    def test_a_file_is_run_and_compared(self, bundle):
-        found = check(bundle / "0.5.safetensors", model=f"{__name__}:cnn", repeats=3)
-        assert 0 < found.median_ms <= found.p95_ms
-        assert found.differences == []
-
-    def test_a_damaged_file(self, bundle, tmp_path):
-        (tmp_path / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes())
-        (tmp_path / "0.5.safetensors").write_bytes((bundle / "0.5.safetensors").read_bytes()[:-7])
-        with pytest.raises(CorruptError, match="is damaged or another file: its sha256 is not the one"):
-            check(tmp_path / "0.5.safetensors")
-
-    def test_files_that_are_none(self, bundle, tmp_path):
-        with pytest.raises(FedtailorError, match="no such file"):
-            check(tmp_path / "x.onnx")
-        (tmp_path / "x.bin").write_bytes(b"")
-        with pytest.raises(FedtailorError, match=r"ends with none of .safetensors, .pt2, .onnx, .pte"):
-            check(tmp_path / "x.bin")
-        (tmp_path / "x.pt2").write_bytes(b"no archive")
-        with pytest.raises(CorruptError, match=r"x.pt2 cannot be read"):
-            check(tmp_path / "x.pt2")
-        with pytest.raises(
-            FedtailorError, match=r"of a network alone; pass what builds it at full size: --model"
-        ):
-            check(bundle / "0.5.safetensors")
-
-    @pytest.mark.slow
-    def test_a_file_alone_says_itself_what_its_inputs_are(self, run, tmp_path):
-        folder = deploy(run, Wanted(Budget(width=0.5), formats=("pt2",)), tmp_path / "deploy").folder
-        (folder / "manifest.json").unlink()
-        file = folder / "width-1_2.pt2"
-        assert FORMATS["pt2"].inputs(file) == [{"name": "x", "type": "uint8", "shape": ["batch", 1, 8, 8]}]
-        found = check(file, repeats=2)
-        assert (found.expected, found.differences) == (None, [])
-        with pytest.raises(FedtailorError, match=r"--data digits: no manifest.json beside .* outputs mean"):
-            check(file, "digits")
-
-    def test_weights_alone_need_their_manifest(self, bundle, tmp_path):
-        (tmp_path / "0.5.safetensors").write_bytes((bundle / "0.5.safetensors").read_bytes())
-        with pytest.raises(FedtailorError, match="does not say what its inputs are; expected its manifest"):
-            check(tmp_path / "0.5.safetensors")
-
-    @pytest.mark.parametrize("form", [slow_if(each, "pt2") for each in ("safetensors", "pt2")])
-    def test_inputs_that_are_given_by_name(self, form, tmp_path):
-        """Batches are dictionaries in an order that is not that of the parameters."""
-        tokens = torch.arange(40).view(8, 5) % 20
-        rows = [
-            {"scale": torch.ones(4), "tokens": each, "labels": torch.tensor(place % 2)}
-            for place, each in enumerate(tokens)
-        ]
-        run = fedtailor.train(
-            ByName(), rows, "uniform-2", "fjord", rounds=1, engine={"workers": 0}, progress=False
-        )
-        folder = deploy(run, Wanted(Budget(width=1), formats=(form,)), tmp_path / "deploy").folder
-        names = [(each["name"], each["keyword"]) for each in read_manifest(folder)["inputs"]]
-        assert names == [("scale", True), ("tokens", True)]
-        file = folder / f"width-1.{form}"
-        assert check(file, model=f"{__name__}:ByName", repeats=1).differences == []
-        if form == "pt2":
-            assert FORMATS[form].inputs(file) == read_manifest(folder)["inputs"]
-
-    @pytest.mark.parametrize("name", [slow_if(each, "onnx", "pte") for each in FORMATS])
-    def test_damaged_bytes_are_refused_by_every_format(self, name, tmp_path):
-        form = FORMATS[name]
-        for library in form.needs:
-            pytest.importorskip(library, reason=f"pip install 'fedtailor[{form.extra}]'")
-        file = tmp_path / f"x{form.suffix}"
-        file.write_bytes(b"nothing that anybody wrote")
-        with pytest.raises(CorruptError, match="cannot be read"):
-            form.open(file, nn.Linear(1, 1))
-
-    def test_a_pt2_file_that_could_run_code(self, tmp_path):
-        torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(2, 2),)), tmp_path / "x.pt2")
-        with pytest.raises(FedtailorError, match=r"sample_inputs/model.pt could run code when it is loaded"):
-            refuse_pickles(tmp_path / "x.pt2")
-
-
 class TestCommand:
     def test_deploy_pick_and_check(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
@@ -348,6 +285,6 @@ class TestCommand:
     def test_one_of_four(self, tmp_path, monkeypatch, capsys):
         assert call(monkeypatch, "deploy", str(tmp_path)) == 2
         assert (
-            "expected one of --budget, --all-tiers, --client, --switchable or --pick"
+            "deploy: expected one of --budget, --all-tiers, --client or --switchable, or --pick"
             in capsys.readouterr().err
         )

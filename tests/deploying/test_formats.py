@@ -53,7 +53,7 @@ def test_an_operator_that_a_format_does_not_know_is_named_with_its_layer(form):
     needs(form)
     module, example = Odd().eval(), Inputs((torch.zeros(2, 3),))
     model: Any = None
-    network = Network("odd", (), model, module, module, example, answers_of(module, example))
+    network = Network("odd", (), model, module, example, answers_of(module, example))
     with pytest.raises(
         FedtailorError, match="operator fedtailor_tests.odd.default of layer strange .OddLayer"
     ):

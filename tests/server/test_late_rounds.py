@@ -100,6 +100,53 @@ def test_a_round_without_a_quorum_does_not_cost_the_one_before():
     assert told[1][0].tiers is not None
 
 
+class Clumsy(type(METHOD)):  # type: ignore[misc]
+    """A method that cannot merge the third round."""
+
+    def merge(self, state: ServerState, updates: Any, model: Any) -> ServerState:
+        if state.round == 2:
+            raise ZeroDivisionError
+        return super().merge(state, updates, model)
+
+
+def test_an_exception_after_training_does_not_cost_the_round_before():
+    engine = Aside(InProcess(METHOD, MODEL, DATA))
+    told: list[int] = []
+    with pytest.raises(ZeroDivisionError):
+        run_rounds(
+            setup_of(Clumsy(), MODEL, DATA, "uniform-2", SETTINGS),
+            engine,
+            lambda record, _: told.append(record.round),
+        )
+    assert told == [1, 2]
+
+
+@dataclass
+class Impatient:
+    """Someone who presses Ctrl-C while round 3 trains, when round 2 is being evaluated aside."""
+
+    engine: Aside
+
+    @property
+    def asked_to_stop(self) -> bool:
+        return "trained 3" in self.engine.events
+
+    def stop_if_asked(self, at: Checkpoint) -> None:
+        if self.asked_to_stop:
+            raise KeyboardInterrupt(at.state.round)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_that_is_asked_to_stop_keeps_the_round_that_it_is_in(every):
+    engine = Aside(InProcess(METHOD, MODEL, DATA))
+    setup = setup_of(METHOD, MODEL, DATA, "uniform-2", replace(SETTINGS, evaluate_every=every))
+    told: list[int] = []
+    with pytest.raises(KeyboardInterrupt, match="3"):
+        run_rounds(setup, engine, lambda record, _: told.append(record.round), requests=Impatient(engine))
+    assert told == [1, 2, 3]
+    assert "trained 4" not in engine.events
+
+
 class Looking(type(METHOD)):  # type: ignore[misc]
     """A method that looks at scores."""
 

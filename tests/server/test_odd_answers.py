@@ -182,7 +182,12 @@ def test_a_memory_may_be_as_large_as_its_lease_says():
     assert check_update(task, update, cnn_model()).reason == "bad-memory"
     roomy = replace(task, lease=replace(task.lease, memory=2**22))
     assert check_update(roomy, update, cnn_model()) is None
-    assert check_update(task, replace(update, memory=task.memory), cnn_model()) is None
+    handed_on = replace(task, memory=update.memory)
+    travelled = {"x": torch.zeros(2**19)}  # through a worker it is another object
+    for kept in (update.memory, travelled):
+        assert check_update(handed_on, replace(update, memory=kept), cnn_model()) is None
+    changed = {"x": torch.ones(2**19)}
+    assert check_update(handed_on, replace(update, memory=changed), cnn_model()).reason == "bad-memory"
 
 
 class AtHome(FedPA):

@@ -19,6 +19,7 @@ from fedtailor.errors import ClientsFailedError, FedtailorError
 from fedtailor.method import Method
 from fedtailor.methods.apfl.fedpa import FedPA
 from fedtailor.methods.registry import get_method
+from fedtailor.record import RoundRecord
 from fedtailor.storage.run_folder import RunFolder
 from helpers import cnn_model, differing, image_data, run, tiny_mlp, vector_data
 
@@ -213,3 +214,18 @@ def test_the_command_stops_with_code_70_and_the_traceback_where_all_clients_rais
     assert "touchy_5.py" in told
     assert "KeyError: 'no such label'" in told
     assert not Path("runs/touchy").exists()  # a first round that breaks leaves nothing behind
+
+
+def test_rounds_that_were_done_are_not_thrown_away(tmp_path):
+    """Nothing of them is saved yet, but for their records: those stay, and the run can be taken up again."""
+
+    def one_too_many(record: RoundRecord) -> None:
+        if record.round == 2:
+            raise KeyError("a tracker of one's own")
+
+    with pytest.raises(KeyError):
+        fedtailor.train(
+            tiny_mlp(), vector_data(), "equal", "fedavg", rounds=3, folder=tmp_path / "run", progress=False,
+            checkpoint={"every": 10}, on_round=one_too_many, engine={"workers": 0},
+        )  # fmt: skip
+    assert [each.round for each in RunFolder(tmp_path / "run").records()] == [1, 2]

@@ -66,6 +66,12 @@ def rows(data: FederatedData, most: int | None = None) -> list[dict[str, Any]]:
     ]
 
 
+def label_counts(data: FederatedData) -> list[int]:
+    """How many examples of each class all clients hold together; nothing where there are no classes."""
+    counts: list[int] = data.label_counts().sum(axis=0).tolist() if _has_classes(data) else []
+    return counts
+
+
 def show(data: FederatedData, most: int = 20) -> Group:
     """For a terminal: one line per client, with one shaded cell per class and a bar for the size."""
     numbers = overview(data)

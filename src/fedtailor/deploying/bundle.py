@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedtailor.deploying.card import card
-from fedtailor.deploying.formats import format_named
+from fedtailor.deploying.formats import Format, format_named
 from fedtailor.deploying.making import Maker
 from fedtailor.deploying.wanted import SWITCHABLE, Wanted
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import CorruptError, FedtailorError, require
 from fedtailor.run.result import Run
 from fedtailor.storage.files import PART, disk_errors, replace_file, sync_folder
+from fedtailor.storage.rows import as_text, table_in
 from fedtailor.storage.run_folder import RunFolder
 
 FORMAT = "fedtailor-bundle-1"
@@ -53,6 +53,7 @@ def deploy(run: Run, wanted: Wanted, folder: Path | str | None = None, *, overwr
         each.require()
     known = read_manifest(place) if (place / MANIFEST).is_file() else None
     names = _names(run, wanted)
+    _refuse_one_file_for_two(wanted, names, formats[0])
     _refuse_existing(place, [wanted.file(name, each) for name in names for each in formats], overwrite)
     maker = Maker(run, wanted, formats)
     part = place.with_name(f".{place.name}.{secrets.token_hex(4)}{PART}")
@@ -75,18 +76,37 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / MANIFEST
     if not file.is_file():
         raise FedtailorError(f"{folder}: no {MANIFEST} there; expected a bundle of fedtailor deploy")
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CorruptError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    found = table_in(file)
+    if found.get("format") != FORMAT or not _is_manifest(found):
         raise CorruptError(f"{file}: expected the manifest of a bundle, format {FORMAT!r}")
     return found
 
 
+OF_ALL = {
+    "run": dict, "task": str, "metrics": list, "inputs": list, "outputs": list, "preparation": dict, "labels": list,
+}  # fmt: skip
+OF_NETWORKS = {"name": str, "macs": int, "params": int, "peak_memory": int, "files": list}
+OF_FILES = {"file": str, "format": str, "sha256": str, "size": int, "inputs": list}
+
+
+def _is_manifest(found: Manifest) -> bool:
+    """Whether what is read of a manifest is there, as what it should be."""
+    networks = found.get("networks")
+    if not _has(found, OF_ALL) or not isinstance(found.get("model"), dict | None):
+        return False
+    if not isinstance(networks, list) or not all(_has(each, OF_NETWORKS) for each in networks):
+        return False
+    told = all({"client", "score"} <= each.keys() for each in networks)
+    return told and all(_has(file, OF_FILES) for each in networks for file in each["files"])
+
+
+def _has(value: object, kinds: Mapping[str, type]) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())
+
+
 def _place(run: Run, folder: Path | str | None) -> Path:
     if folder is not None:
-        return Path(folder)
+        return Path(folder).absolute()
     if run.folder is None:
         raise FedtailorError("deploy: this run has no folder; say where, deploy(run, wanted, folder)")
     return run.folder / "deploy"
@@ -105,6 +125,16 @@ def _names(run: Run, wanted: Wanted) -> dict[str, tuple[Budget | None, int | Non
     return {tier.name: (tier.budget, None) for tier in run.fleet.tiers}
 
 
+def _refuse_one_file_for_two(wanted: Wanted, names: Iterable[str], form: Format) -> None:
+    called: dict[str, str] = {}
+    for name in names:
+        other = called.setdefault(wanted.file(name, form).casefold(), name)
+        if other != name:
+            raise FedtailorError(
+                f"tiers {other!r} and {name!r} would both become the file {wanted.file(name, form)}: rename one of them"
+            )
+
+
 def _refuse_existing(place: Path, files: Sequence[str], overwrite: bool) -> None:
     there = [name for name in files if (place / name).exists()]
     if there and not overwrite:
@@ -121,7 +151,7 @@ def _put_in_place(part: Path, place: Path, manifest: Manifest) -> None:
             os.replace(file, place / file.name)
         sync_folder(place)
     replace_file(place / CARD, [card(manifest).encode()])
-    replace_file(place / MANIFEST, [json.dumps(manifest, indent=2).encode() + b"\n"])
+    replace_file(place / MANIFEST, [as_text(manifest, indent=2).encode() + b"\n"])
 
 
 def _joined(known: Manifest | None, manifest: Manifest, entries: list[dict[str, Any]]) -> Manifest:

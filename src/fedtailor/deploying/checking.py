@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from fedtailor.deploying.formats import Program, format_of
 from fedtailor.deploying.inputs import Inputs, as_given, made_up
 from fedtailor.deploying.scoring import MOST_EXAMPLES, Meaning, Score, score
 from fedtailor.errors import CorruptError, FedtailorError, require
-from fedtailor.models import build_model
+from fedtailor.models import build_model, model_names
 from fedtailor.objective import TASKS
 
 WARM_UP = 5  # calls before the first that counts
@@ -117,7 +116,10 @@ def latencies(program: Program, inputs: Inputs, repeats: int) -> list[float]:
 def _module(path: Path, model: str | None, manifest: Mapping[str, Any]) -> nn.Module:
     """The network at full size, into which the weights of a file are put."""
     words = manifest["model"] or {}
-    name, advice = model or words.get("name"), "pass what builds it at full size: --model my_net.py:Net"
+    known = (
+        words.get("name") if words.get("name") in model_names() else None
+    )  # a manifest's word runs no other code
+    name, advice = model or known, "pass what builds it at full size: --model my_net.py:Net"
     if name is None:
         raise FedtailorError(f"{path} holds the weights of a network alone; {advice}")
     sizes = {"input_shape": tuple(words.get("input_shape", ())), "num_classes": words.get("num_classes", 0)}
@@ -170,6 +172,10 @@ def _memory(peak: bool = False) -> int | None:
     """Bytes of this process now, from where on its peak is counted; or that peak."""
     status = Path("/proc/self/status")
     if not status.is_file():
+        try:
+            import resource
+        except ImportError:  # Windows
+            return None
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
     if not peak:

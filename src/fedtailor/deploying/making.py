@@ -166,6 +166,7 @@ class Maker:
                 "rounds": run.state.round,
                 "data": run.setup.data.name,
                 "model": type(run.model.module).__name__,
+                "weights": _digest(run),  # tells this run from others of the same name
             },
             "model": model_words(run),
             "task": run.model.learning_task.name,
@@ -177,6 +178,14 @@ class Maker:
             "licence": self.wanted.licence,
             "notes": self.wanted.notes,
         }
+
+
+def _digest(run: Run) -> str:
+    found = hashlib.sha256()
+    for name, value in sorted(run.state.weights.items()):
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _answers(network: Network) -> Program:

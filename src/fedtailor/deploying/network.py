@@ -38,13 +38,11 @@ class Network:
     name: str  # of the tier, the limits or the client: files are called after it
     patches: tuple[Patch, ...]
     model: ElasticModel
-    bare: nn.Module  # without preparation: the user's class, its traced graph, or several as an ensemble
     module: nn.Module  # answers raw inputs; what it is called with has names
     example: Inputs
     expected: tuple[Tensor, ...]  # what the training form answers to the example
     about: dict[str, Any] = field(default_factory=dict)  # what a reader of a file has to know of its inputs
     budget: Budget | None = None
-    client: int | None = None
 
     @property
     def input_names(self) -> list[str]:
@@ -86,9 +84,13 @@ def network_for(run: Run, name: str, budget: Budget | None = None, client: int |
         module = with_preparation(module, None, None, model.example).eval()
     with torch.no_grad():
         expected = flat_answers(mean_output(model, patches, source.take(rows)))
+    if any(bool(each.isnan().any()) for each in expected if each.is_floating_point()):
+        raise FedtailorError(
+            f"the network for {name} answers with NaN: the run has blown up; nothing was written"
+        )
     network = Network(
-        name, tuple(patches), model, run.build(patches, with_preparation=False).cpu(), module,
-        Inputs.of(as_given(source, preparation).take(rows)), expected, dict(data.inputs()), budget, client,
+        name, tuple(patches), model, module,
+        Inputs.of(as_given(source, preparation).take(rows)), expected, dict(data.inputs()), budget,
     )  # fmt: skip
     refuse_other_answers(answers_of(module, network.example), network, "the extracted network")
     return network

@@ -29,7 +29,9 @@ class Wanted:
     def __post_init__(self) -> None:
         chosen = [self.budget is not None, self.all_tiers, self.client is not None, self.switchable]
         if sum(chosen) != 1:
-            raise FedtailorError("deploy: expected one of a budget, all tiers, a client or switchable")
+            raise FedtailorError(
+                "deploy: expected one of --budget, --all-tiers, --client or --switchable, or --pick to choose a file"
+            )
         require(len(self.formats) > 0, "format", self.formats, "at least one")
         for name in self.formats:
             format_named(name)
@@ -42,5 +44,5 @@ class Wanted:
 
     def file(self, name: str, form: Format) -> str:
         """What the file of a network is called."""
-        stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", name)
+        stem = re.sub(r"[^\w.+-]+", "_", name)
         return f"{stem}{'.int8' if self.quantize else ''}{form.suffix}"

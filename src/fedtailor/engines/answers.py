@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedtailor.elasticity.cutting.cut import Cut
@@ -19,6 +20,7 @@ from fedtailor.elasticity.cutting.levels import Mask
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.errors import FedtailorError, one_line
 from fedtailor.messages import Task, Update
+from fedtailor.storage.checkpoint import MEMORY_DEPTH
 from fedtailor.storage.wire import MAX_INTEGER, structure_of
 
 MALFORMED, BAD_METRICS, BAD_MEMORY, NON_FINITE = "malformed", "bad-metrics", "bad-memory", "non-finite"
@@ -27,7 +29,6 @@ LARGEST_METRIC = 1e100  # in size: sums and squares of many of them are still nu
 LARGEST_WEIGHT = 2.0**53  # up to here float64, in which updates are summed, knows every whole number
 LONGEST_NAME = 100  # characters of a metric's name
 MOST_PASSES = 1_000_000  # over its examples, that a client may claim to have made
-_DEPTH = 3  # how deep in a checkpoint a memory lies
 
 Fault = tuple[str, str]  # a code and a few words; the code is empty where nothing is wrong
 FINE: Fault = ("", "")
@@ -104,18 +105,35 @@ def _fault_in_metrics(task: Task, metrics: object) -> Fault | None:
 
 def _fault_in_memory(task: Task, answer: Update) -> Fault | None:
     """A memory must be plain and small: the server keeps it, and writes it into every checkpoint."""
-    if answer.memory is task.memory:
+    if answer.memory is task.memory or _same(
+        answer.memory, task.memory
+    ):  # what it was handed, travelled or not
         return None
     tensors: list[Tensor] = []
     try:
         if not isinstance(answer.memory, dict):
             raise FedtailorError(f"memory is of type {type(answer.memory).__name__}: expected dict")
-        size = _length(structure_of(answer.memory, "memory", tensors, _DEPTH))
+        size = _length(structure_of(answer.memory, "memory", tensors, MEMORY_DEPTH))
     except FedtailorError as error:
         return BAD_MEMORY, one_line(str(error), 200)
     size += sum(tensor.nbytes for tensor in tensors)
     most = task.lease.most_memory(task.patch)
     return (BAD_MEMORY, f"{size:,} bytes, and {most:,} may be kept") if size > most else None
+
+
+def _same(one: object, other: Mapping[str, Any]) -> bool:
+    if not isinstance(one, dict) or one.keys() != other.keys():
+        return False
+    return all(
+        isinstance(value, Tensor) and isinstance(other[name], Tensor) and _equal(value, other[name])
+        for name, value in one.items()
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.layout, one.device) == (other.dtype, other.layout, other.device) and torch.equal(
+        one, other
+    )
 
 
 def _length(structure: Any) -> int:

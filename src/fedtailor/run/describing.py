@@ -79,10 +79,9 @@ def describe(setup: Setup, client_details: bool = False) -> dict[str, Any]:
 
 def _counted(data: FederatedData, client_details: bool) -> dict[str, Any]:
     """Who holds which classes, client by client; or how many examples of each class all hold together."""
-    rows = picture.rows(data, MOST_CLIENTS)
     if client_details:
-        return {"rows": rows}
-    return {"label_counts": [sum(each) for each in zip(*(row["label_counts"] for row in rows), strict=True)]}
+        return {"rows": picture.rows(data, MOST_CLIENTS)}
+    return {"label_counts": picture.label_counts(data)}
 
 
 def left_out(setup: Setup) -> dict[str, Any]:

@@ -202,12 +202,11 @@ def start(
         history.append(record)
         if on_round is not None:
             on_round(record)
-        kept.stop_if_asked(at)
 
     # An engine that is given runs in a process of its makers, who end it by signals: without a SuperLink no round ends.
     patient = kept.until_asked_to_stop() if engine is None else nullcontext()
     with torch_threads(origin.threads), _engine(setup, engine) as running, patient:
-        at = run_rounds(setup, running, note, kept.at)
+        at = run_rounds(setup, running, note, kept.at, kept)
     best, state = at.best.round if at.best else None, at.state
     if best is not None and setup.settings.stopping.restore_best:
         state = kept.state_of(best)

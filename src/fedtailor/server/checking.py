@@ -69,7 +69,7 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
         return "wrong-client", f"answers for client {update.client}"
     if (update.round, update.base_round) != (task.round, task.round):
         return "wrong-round", f"answers round {update.round}, from weights of round {update.base_round}"
-    if not _counts(update.weight, task.client.num_examples):
+    if not 0 < update.weight <= task.client.num_examples:
         return "bad-weight", f"weight {update.weight!r} for {task.client.num_examples} examples"
     if set(update.patch.values) != set(task.lease.names):
         odd = sorted(set(update.patch.values) ^ set(task.lease.names))
@@ -85,15 +85,6 @@ def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
         if reason:
             return reason, detail
     return "", ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _counts(weight: object, num_examples: int) -> bool:
-    """Whether a weight is a number above 0 and no more than the examples that the server knows of."""
-    return _is_number(weight) and 0 < weight <= num_examples  # type: ignore[operator]
 
 
 def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:

@@ -22,6 +22,7 @@ from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.engines.protocol import Engine, Measuring, MeasuringAside
+from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
 from fedtailor.messages import Client, Lease, Measure, Refused, ServerState, Task, Update
@@ -289,7 +290,14 @@ def personal_network(inquiry: Inquiry, at: Checkpoint, client: Client) -> Patch:
     setup, method, model = inquiry.setup, inquiry.setup.method, inquiry.setup.model
     memories = {client.id: at.memory_of(client.id)[1]}
     cut = method.select(at.state, client, model, setup.seeds)
-    (update,) = _asked("calibrate", inquiry, at.state, [client], memories)
+    answers = _asked("calibrate", inquiry, at.state, [client], memories)
+    if not answers:
+        what = f"the network of client {setup.data.client_name(client.id)} cannot be made"
+        reasons = ", ".join(f"{each.reason}: {each.detail}" for each in inquiry.refused)
+        raise faults.nobody_got_through(what, inquiry.refused, setup.data.client_name) or FedtailorError(
+            f"{what}: its statistics were refused ({reasons})"
+        )
+    (update,) = answers
     return norm.with_own(
         model, model.cut(at.state.weights, cut, method.policy.travelling(model)), update.memory
     )

@@ -157,7 +157,7 @@ def needed(tried: Try, clients_per_round: int, rules: EngineSettings) -> int:
 
 def pause_before(retry: int, rules: EngineSettings) -> float:
     """Seconds to wait before a retry, the first of which is number 1."""
-    return min(LONGEST_PAUSE, rules.pause * 2.0 ** (retry - 1))
+    return min(LONGEST_PAUSE, rules.pause * 2.0 ** min(retry - 1, 60))  # 2.0 ** 1024 is no float
 
 
 def give_up(

@@ -16,10 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from fedtailor.elasticity.costing.fitting import check_honoured
 from fedtailor.engines.protocol import Engine
-from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Task, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
@@ -36,7 +36,24 @@ from fedtailor.storage.checkpoint import Checkpoint, settle
 OnEnd = Callable[[RoundRecord, Checkpoint], None]
 
 
-def run_rounds(setup: Setup, engine: Engine, on_end: OnEnd, at: Checkpoint | None = None) -> Checkpoint:
+class Requests(Protocol):
+    """Whether someone wants the run to stop after the round in which it is."""
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether it is so."""
+
+    def stop_if_asked(self, at: Checkpoint) -> None:
+        """End the run by an exception, if it is."""
+
+
+def run_rounds(
+    setup: Setup,
+    engine: Engine,
+    on_end: OnEnd,
+    at: Checkpoint | None = None,
+    requests: Requests | None = None,
+) -> Checkpoint:
     """Run the rounds that are left; ``on_end`` is told about each of them as it ends.
 
     A run that starts from a checkpoint of itself goes through the same rounds, bit for bit. A round that is evaluated
@@ -50,21 +67,22 @@ def run_rounds(setup: Setup, engine: Engine, on_end: OnEnd, at: Checkpoint | Non
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
         step(TRAINING)
         started = time.monotonic()
-        at = replace(at, state=method.begin(at.state, model))
-        clients = setup.clients(at.state.round)
         try:
+            at = replace(at, state=method.begin(at.state, model))
+            clients = setup.clients(at.state.round)
             tries, strikes = hold_round(setup, at, clients, timely)
-        except FedtailorError:
+            updates, best, evaluation = tries[-1].updates, at.best, None
+            merged = method.merge(at.state, updates, model)
+        except Exception:
             if late is not None:  # the round before has come to its end all the same
                 late.end(settings.stopping, on_end)
             raise
-        updates, best, evaluation = tries[-1].updates, at.best, None
-        merged = method.merge(at.state, updates, model)
         if late is not None:
             best, late = late.end(settings.stopping, on_end), None
         ended = at.after(merged, updates, best, strikes)
         if settings.evaluates(ended.state.round):
-            aside = evaluate_aside(setup, ended, timely) if ended.state.round < settings.rounds else None
+            last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
+            aside = None if last else evaluate_aside(setup, ended, timely)
             if aside is not None:
                 at, seconds = ended, time.monotonic() - started
                 late = Late(round_record(setup, at, tries, None, seconds), at, aside)
@@ -81,6 +99,8 @@ def run_rounds(setup: Setup, engine: Engine, on_end: OnEnd, at: Checkpoint | Non
             )
         at = ended
         on_end(round_record(setup, at, tries, evaluation, time.monotonic() - started), at)
+        if requests is not None:
+            requests.stop_if_asked(at)
     return at
 
 

@@ -14,7 +14,7 @@ from fedtailor.record import Best
 from fedtailor.storage.wire import Buffer, decode, encode, settled
 
 REMEMBERED_ROUNDS = 2
-_DEPTH = 3  # how deep in a checkpoint a memory lies
+MEMORY_DEPTH = 3  # how deep in a checkpoint a memory lies
 
 Memory = dict[str, Any]
 Memories = Mapping[int, Mapping[int, Memory]]  # client -> round in which it was kept -> what was kept
@@ -54,7 +54,7 @@ class Checkpoint:
             if update.memory:
                 kept = {
                     **memories.get(update.client, {}),
-                    self.state.round: settled(update.memory, "update.memory", _DEPTH),
+                    self.state.round: settled(update.memory, "update.memory", MEMORY_DEPTH),
                 }
                 memories[update.client] = {round: kept[round] for round in sorted(kept)[-REMEMBERED_ROUNDS:]}
         strikes = self.strikes if strikes is None else strikes
@@ -64,7 +64,7 @@ class Checkpoint:
 def settle(state: ServerState) -> ServerState:
     """The state as it would be read back from a file; what cannot be saved is refused by name."""
     weights = settled(dict(state.weights), "state.weights")
-    return replace(state, weights=weights, memory=settled(dict(state.memory), "state.memory", _DEPTH))
+    return replace(state, weights=weights, memory=settled(dict(state.memory), "state.memory", MEMORY_DEPTH))
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> list[Buffer]:

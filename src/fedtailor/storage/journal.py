@@ -79,6 +79,8 @@ class Unsaved:
         """Ctrl-C does what it always does."""
         return nullcontext()
 
+    asked_to_stop = False
+
     def stop_if_asked(self, at: Checkpoint) -> None:
         """Nobody asks."""
 
@@ -247,9 +249,14 @@ class Journal:
         with stop_requests() as self._request:
             yield
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._request.number != 0
+
     def stop_if_asked(self, at: Checkpoint) -> None:
         """Save and stop, if Ctrl-C was pressed during the round."""
-        if self._request.number:
+        if self.asked_to_stop:
             self.save(at)
             self.log("stopped", round=at.state.round)
             raise Interrupted(self.folder.path, at.state.round, self._request.number)
@@ -294,7 +301,7 @@ class Journal:
         # What breaks in the first round is the code of a network or a loss, as a rule: nothing is worth going on with.
         refused = (FedtailorError, KeyboardInterrupt, SystemExit)
         broken = kind is not None and (issubclass(kind, ClientsFailedError) or not issubclass(kind, refused))
-        if broken and self._found is None and self._saved[0] == 0:
+        if broken and self._found is None and self._metrics_size == 0:
             remove_aside(self.folder.path)
 
 

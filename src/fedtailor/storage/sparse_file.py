@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,15 @@ def save_sparse(
 
 
 def sparse_bytes(
-    patch: Patch, ties: Mapping[str, str] | None = None, inputs: Mapping[str, Any] | None = None
+    patch: Patch,
+    ties: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    keywords: Sequence[str] = (),
 ) -> bytes:
     """The values of a patch and where its mask puts them; ``ties`` are the second names of shared tensors.
 
-    ``inputs`` says how raw inputs become what the network sees (``FederatedData.inputs``).
+    ``inputs`` says how raw inputs become what the network sees (``FederatedData.inputs``), ``keywords`` which of them
+    the network is given by name, behind the others.
     """
     values = {name: value.detach().cpu().contiguous() for name, value in patch.values.items()}
     shapes: dict[str, list[int]] = {}
@@ -54,7 +58,7 @@ def sparse_bytes(
             values[f"{name}{MASK}"] = torch.from_numpy(np.packbits(kept.numpy()))
             shapes[name] = list(kept.shape)
     metadata = {"format": FORMAT, "shapes": json.dumps(shapes), "ties": json.dumps(dict(ties or {}))}
-    metadata["inputs"] = json.dumps(inputs or {})
+    metadata |= {"inputs": json.dumps(inputs or {}), "keywords": json.dumps(list(keywords))}
     return save(values, metadata=metadata)
 
 

@@ -111,8 +111,6 @@ def _wanted(which: Which, how: How) -> Wanted:
     from fedtailor.deploying.wanted import Wanted
     from fedtailor.elasticity.costing.budget import Budget
 
-    if sum([which.budget is not None, which.all_tiers, which.client is not None, which.switchable]) != 1:
-        raise FedtailorError("expected one of --budget, --all-tiers, --client, --switchable or --pick")
     budget = None if which.budget is None else Budget.parse(which.budget)
     forms = tuple(how.form or ["safetensors"])
     return Wanted(

@@ -30,6 +30,7 @@ from fedtailor.errors import CorruptError, FedtailorError
 
 FORMAT = "fedtailor-network-1"
 SCALE = ".scale"
+COUNTER = "num_batches_tracked"  # of norm layers: no answer depends on it
 
 
 class Safetensors(Format):
@@ -152,6 +153,10 @@ def _filled(
 
 def with_tensors(module: nn.Module, values: Mapping[str, Tensor], where: str) -> nn.Module:
     """The module with these tensors in place of its own, whatever their sizes."""
+    own = {name for name in module.state_dict() if not name.endswith(COUNTER)}
+    if odd := sorted(own ^ {name for name in values if not name.endswith(COUNTER)}):
+        which = "the file has no" if odd[0] in own else "it has no"
+        raise _another_class(where, FedtailorError(f"{which} {odd[0]}"))
     for name, value in values.items():
         owner, _, leaf = name.rpartition(".")
         try:

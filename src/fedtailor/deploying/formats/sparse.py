@@ -33,7 +33,8 @@ class Sparse(Format):
                 f"--format sparse: the network for {network.name} leaves out no single weights (ofa-fl does); expected "
                 "--format safetensors"
             )
-        return sparse_bytes(network.patches[0], network.model.groups.ties, network.about)
+        keywords = list(network.example.kwargs)
+        return sparse_bytes(network.patches[0], network.model.groups.ties, network.about, keywords)
 
     def open(self, file: Path, module: nn.Module | None = None) -> Program:
         if module is None:
