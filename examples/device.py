@@ -159,6 +159,10 @@ LOADERS = {".onnx": load_onnx, ".pt2": load_pt2, ".pte": load_pte}
 def main() -> None:
     """Predict for the examples in ``.npy`` files, one for each input."""
     file, *inputs = sys.argv[1:]
+    if Path(file).suffix not in LOADERS:
+        sys.exit(
+            f"{file}: expected {', '.join(LOADERS)}; weights need their class: load_safetensors(file, MyNet())"
+        )
     network = LOADERS[Path(file).suffix](file)
     for answers in network(*(np.load(each, allow_pickle=False) for each in inputs)):
         print(answers.argmax(-1) if answers.ndim == 2 else answers)

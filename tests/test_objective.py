@@ -106,3 +106,11 @@ def test_the_default_objective():
     objective = Objective()
     assert objective.loss is cross_entropy
     assert objective.metrics == {"accuracy": accuracy}
+
+
+@pytest.mark.parametrize("shapes", [((6, 1), (6,)), ((6,), (6, 1)), ((6, 1), (6, 1)), ((6,), (6,))], ids=str)
+def test_single_numbers_never_meet_all_with_all(shapes):
+    """PyTorch's own losses stretch (N, 1) and (N,) to (N, N), and a network learns the mean of all targets."""
+    output, target = (torch.arange(6.0).view(shape) for shape in shapes)
+    for objective in (Objective.of("regression"), Objective.of("regression", loss=nn.HuberLoss())):
+        assert float(objective.loss(output, (torch.zeros(6, 2), target))) == 0

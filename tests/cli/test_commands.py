@@ -269,6 +269,13 @@ def test_profile_of_a_run_shows_what_its_method_gives_each_tier(monkeypatch, cap
         ("all", "1"),
     ]
     assert "tier 'half' may have width 1/2 and is given 2/5" in " ".join(captured.err.split())
+    smaller = ("--set", 'fleet.tiers=[{name = "chip", macs = 10}, {name = "all", width = 1}]')
+    assert call(monkeypatch, "profile", str(file), *smaller, "--json") == 0
+    captured = capsys.readouterr()
+    assert [row["tier"] for row in json.loads(captured.out)] == ["all"]
+    assert "tier 'chip' takes no part: Budget(macs=10): no width of method.widths fits it" in " ".join(
+        captured.err.split()
+    )
 
 
 def test_profile_of_ones_own_module(folder, monkeypatch, capsys):

@@ -127,5 +127,36 @@ def test_what_breaks_in_the_first_round_leaves_no_folder(tmp_path: Path) -> None
 
 def test_an_existing_folder_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
+    with pytest.raises(FedtailorError, match="is there already and is no run: choose another name"):
+        fedtailor.train(None, None, folder=tmp_path / "own")  # type: ignore[arg-type]
+    (tmp_path / "own" / "run.lock").touch()
     with pytest.raises(FedtailorError, match=r"exists already.*resume=True in Python"):
         fedtailor.train(None, None, folder=tmp_path / "own")  # type: ignore[arg-type]
+
+
+def test_a_result_that_is_no_better_than_a_guess_is_told_so() -> None:
+    prices = 200_000 + 10_000 * X[:, 0]
+    with pytest.warns(UserWarning, match="no tier is better than the middle of all targets as the answer"):
+        fedtailor.train(
+            nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1)), (X, prices), "equal", "fedavg",
+            rounds=1, task="regression", training={"lr": 1e-9}, progress=False,
+        )  # fmt: skip
+    labels = torch.ones(60, 4)
+    with pytest.warns(UserWarning, match="no tier is better than every label's usual value"):
+        fedtailor.train(
+            tiny_mlp(), (X, labels), "equal", "fedavg",
+            rounds=1, task="multi-label", training={"lr": 1e-9}, progress=False,
+        )  # fmt: skip
+
+
+def test_outputs_that_are_not_what_the_loss_expects_are_told() -> None:
+    softmax = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 7), nn.Softmax(-1))
+    with pytest.warns(UserWarning, match="outputs") as caught:
+        fedtailor.train(softmax, (X, Y), "equal", "fedavg", rounds=1, progress=False)
+    found = [str(each.message) for each in caught]
+    assert "the network has 7 outputs, and own data 3 classes" in found
+    assert any("a softmax at its end?" in each for each in found)
+    fitting = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedtailor.train(fitting, (X, Y), "equal", "fedavg", rounds=1, progress=False)

@@ -138,11 +138,21 @@ def test_a_loader_is_its_data_set_and_that_is_said():
         ({"dataset": (X, Y), "client": 3}, r"unknown key in \[data\] 'client': did you mean 'clients'"),
         ({"dataset": (X, Y), "clients": "many"}, "data.clients = 'many': input should be a valid integer"),
         ((X[:1], Y[:1]), "data with 1 example"),
+        ((X, Y, X, Y), r"data: four tensors, .* expected \(\(x_train, y_train\), \(x_test, y_test\)\)"),
+        ({"dataset": (X, Y), "options": {"label": "y"}}, r"data.options \(label\) .* files .* in memory"),
     ],
 )  # fmt: skip
 def test_what_is_no_data_is_refused_with_what_to_pass(given, words):
     with pytest.raises(FedtailorError, match=words):
         federated(given, Seeds(0))
+
+
+def test_the_test_part_is_its_rows_alone() -> None:
+    data = federated((X, Y), Seeds(0))
+    x, y = data.test.raw
+    assert torch.equal(x, X[4::5])
+    assert torch.equal(y, Y[4::5])
+    assert repr(data.test) == "12 examples: float32 (6), int64"
 
 
 def pixels(*shape: int) -> np.ndarray:

@@ -97,6 +97,16 @@ def test_without_its_data_a_run_measures_nothing(tmp_path):
     assert torch.equal(whole.submodel(0.5)(images), run.submodel(0.5)(images))
 
 
+def test_pictures_are_deployed_without_them(tmp_path):
+    """How bytes become numbers is written down with the run."""
+    pixels = torch.randint(0, 256, (60, 1, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    run = fedtailor.train(
+        tiny_cnn(), (pixels, torch.arange(60) % 3), "uniform-2", "fjord", folder=tmp_path / "run", **QUICK
+    )
+    loaded = Run.load(tmp_path / "run", tiny_cnn(seed=3))
+    assert torch.equal(loaded.submodel(0.4)(pixels[:4]), run.submodel(0.4)(pixels[:4]))
+
+
 def test_what_clients_kept_back_is_kept_back_again(tmp_path):
     """Norm statistics are measured on training examples: with others among them, another network would be deployed."""
     data = image_data((12,) * 6)

@@ -90,10 +90,6 @@ def compare(
         form = format_of(None, report)
         check_place(report, form, overwrite)
     load_torch()
-    if form in ("html", "png") and report is not None:
-        from fedtailor.report.page import require_charts
-
-        require_charts()
     plan = which.plan()
     missing = _missing(plan)
     if missing:

@@ -10,7 +10,7 @@ import typer
 
 from fedtailor.charts.terminal import Titled, plain_table
 from fedtailor.cli.grouping import grouped
-from fedtailor.cli.output import JsonOption, console, load_torch, notice, print_json
+from fedtailor.cli.output import JsonOption, SetOption, console, load_torch, notice, print_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +62,7 @@ def profile(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what shrinks together, what cannot, and why.")
     ] = False,
+    overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a network costs: for every tier of a fleet, or at every width against a budget."""
@@ -71,7 +72,9 @@ def profile(
     from fedtailor.report.profile import profile_view
 
     limits = Budget.parse(budget) if budget is not None else None
-    title, traced, pieces = _of_run(network.model) if network.is_run else _of_network(network, fleet)
+    title, traced, pieces = (
+        _of_run(network.model, overrides or []) if network.is_run else _of_network(network, fleet)
+    )
     if explain:
         if as_json:
             print_json({"groups": traced.groups.counts, "fixed": traced.groups.fixed})
@@ -110,12 +113,16 @@ def _of_network(network: Network, fleet: str) -> tuple[str, ElasticModel, Pieces
     return title, traced, lambda: {tier.name: traced.fit(tier.budget) for tier in tiers}
 
 
-def _of_run(config: str) -> tuple[str, ElasticModel, Pieces]:
-    """The network of a config, and what its method gives each tier; nothing is trained or written."""
+def _of_run(config: str, overrides: list[str]) -> tuple[str, ElasticModel, Pieces]:
+    """The network of a config, and what its method gives each tier; nothing is trained or written.
+
+    Tiers that nothing fits are left out with a notice, whatever the run itself would do with them.
+    """
     from fedtailor.config import load_config
     from fedtailor.run.setup import prepare_config
 
-    setup = prepare_config(load_config(config, on_notice=notice), notice)
+    skipping = [*overrides, 'fleet.too_small="skip"']
+    setup = prepare_config(load_config(config, skipping, on_notice=notice), notice)
     given, state, model = setup.method.cut_for, setup.start.state, setup.model
     title = f"{config} ({setup.method.name})"
     return title, model, lambda: {tier.name: given(state, tier.budget, model) for tier in setup.fleet.tiers}

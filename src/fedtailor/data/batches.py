@@ -63,7 +63,7 @@ def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     return tuple(function(value) for value in batch)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Examples:
     """A data set as whole tensors of equal length, one per input; the last (or target key) has the labels.
 
@@ -73,6 +73,8 @@ class Examples:
     >>> examples = Examples.of([[0.0], [1.0], [2.0]], [0, 1, 0])
     >>> examples.subset([2, 0]).take(torch.tensor([0]))
     (tensor([[2.]]), tensor([0]))
+    >>> examples.subset([2, 0])
+    2 examples: float32 (1), int64
     """
 
     columns: Batch
@@ -124,6 +126,19 @@ class Examples:
     def __len__(self) -> int:
         return len(target_of(self.columns)) if self.indices is None else len(self.indices)
 
+    def __repr__(self) -> str:
+        columns = (
+            self.columns.items() if isinstance(self.columns, dict) else ((None, x) for x in self.columns)
+        )
+        told = [f"{name} " * (name is not None) + _kind(value) for name, value in columns]
+        return f"{len(self):,} examples: {', '.join(told)}{', prepared' if self.preparation else ''}"
+
+    @property
+    def raw(self) -> Batch:
+        """The held examples as they rest, before any preparation: ``x, y = examples.raw``."""
+        rows = self.indices
+        return self.columns if rows is None else map_tensors(self.columns, lambda x: x.index_select(0, rows))
+
     @property
     def device(self) -> torch.device:
         """Where the columns are."""
@@ -170,6 +185,11 @@ class Examples:
             None if self.indices is None else self.indices.to(device),
             preparation,
         )
+
+
+def _kind(column: Tensor) -> str:
+    shape = f" ({' x '.join(map(str, column.shape[1:]))})" if column.dim() > 1 else ""
+    return f"{str(column.dtype).removeprefix('torch.')}{shape}"
 
 
 def _as_labels(labels: Tensor) -> Tensor:

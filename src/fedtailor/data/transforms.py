@@ -5,6 +5,7 @@ What a preparation does to every input, evaluation included, is part of what is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -235,6 +236,16 @@ def deployable(preparation: Preparation | None) -> Deployable | None:
     """What of a preparation can be deployed; nothing of windows of text and of most functions of the user's own."""
     inner = preparation.preparation if isinstance(preparation, Plain) else preparation
     return inner if isinstance(inner, Deployable) else None
+
+
+def preparation_from(known: Mapping[str, Any] | None) -> Preparation | None:
+    """The preparation that ``as_data`` describes, without augmentation; None for one of the user's own."""
+    if not known or known.get("kind") not in ("pixels", "features"):
+        return None
+    mean, std, key = tuple(known["mean"]), tuple(known["std"]), known.get("input")
+    if known["kind"] == "pixels":
+        return ImagePreparation(mean, std, known["white"], key=key)
+    return Standardisation(mean, std, known["fill"], key)
 
 
 def stored_tensors(examples: Examples) -> list[Tensor]:

@@ -34,6 +34,8 @@ class Wanted:
             )
         require(len(self.formats) > 0, "format", self.formats, "at least one")
         for name in self.formats:
+            if self.switchable and not format_named(name).several_widths:
+                raise format_named(name).one_width("--switchable")
             format_named(name)
         if self.quantize is not None and self.quantize not in QUANTISATIONS:
             raise unknown("quantisation", self.quantize, QUANTISATIONS)

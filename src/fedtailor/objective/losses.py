@@ -35,9 +35,11 @@ def squared_error(output: Tensor, batch: Batch) -> Tensor:
 
 
 def matched(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Outputs and targets of one shape: a single output per example may stand on an axis of its own."""
+    """Outputs and targets of one shape: a single one of either per example may stand on an axis of its own."""
     target = target_of(batch)
-    return (output.squeeze(-1) if output.shape == (*target.shape, 1) else output), target
+    if output.shape == (*target.shape, 1):
+        return output.squeeze(-1), target
+    return output, target.squeeze(-1) if target.shape == (*output.shape, 1) else target
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
@@ -78,7 +80,9 @@ class OnTargets:
     loss: Callable[[Any, Tensor], Tensor]
 
     def __call__(self, output: Any, batch: Batch) -> Tensor:
-        """The mean over the batch."""
+        """The mean over the batch; single numbers on axes of their own meet those without, never all with all."""
+        if isinstance(output, Tensor):
+            return self.loss(*matched(output, batch))
         return self.loss(output, target_of(batch))
 
 

@@ -45,6 +45,8 @@ def format_of(form: str | None, output: Path | None) -> Format:
 
 def check_place(place: Path, form: Format, overwrite: bool) -> None:
     """Refuse a place where the report cannot be written, or where one would be lost, before any work is done."""
+    if form in ("html", "png"):
+        require_charts()
     is_file = form in FILES
     if place.is_dir() if is_file else place.is_file():
         raise FedtailorError(f"{place} cannot be written: it is a {'folder' if is_file else 'file'}")

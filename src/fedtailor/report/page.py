@@ -22,7 +22,8 @@ def require_charts() -> Any:
         import vl_convert
     except ImportError as error:
         raise FedtailorError(
-            "charts need vl-convert-python: pip install 'fedtailor[report]' (--format csv and md do without)"
+            "charts need vl-convert-python: pip install 'fedtailor[report]', in a checkout pip install -e '.[report]' "
+            "(--format csv and md do without)"
         ) from error
     return vl_convert
 

@@ -5,20 +5,50 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
 from fedtailor.elasticity.costing.fitting import TooSmallError
 from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.fleet import Tier
 from fedtailor.messages import Metrics
-from fedtailor.objective import cross_entropy
+from fedtailor.objective import TASKS, cross_entropy
 from fedtailor.server.setup import Setup
 
 HOPELESS = 100  # times the loss of a guess
 
 
 def advice(setup: Setup) -> list[str]:
-    """Who takes no part and why, and who is given less than it may have."""
-    found = [_left_out(setup, tier) for tier in setup.fleet.left_out]
+    """Who takes no part and why, who is given less than it may have, and outputs that are not what losses expect."""
+    found = _about_outputs(setup)
+    found += [_left_out(setup, tier) for tier in setup.fleet.left_out]
     found += [sentence for tier in setup.fleet.tiers if (sentence := _narrower(setup, tier))]
+    return found
+
+
+def _about_outputs(setup: Setup) -> list[str]:
+    model, classes = setup.model, setup.data.num_classes
+    output = model.output
+    if (
+        model.objective.loss is not cross_entropy
+        or not isinstance(output, Tensor)
+        or output.dim() != 2
+        or not classes
+    ):
+        return []
+    found = []
+    if output.shape[-1] > classes:
+        found.append(f"the network has {output.shape[-1]} outputs, and {setup.data.name} {classes} classes")
+    sums = output.detach().double().sum(dim=-1)
+    if (
+        output.shape[-1] > 1
+        and bool((output >= 0).all())
+        and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    ):
+        found.append(
+            "the network's outputs are shares that add up to 1: a softmax at its end? The loss has one of its own, "
+            "so such a network learns slowly; leave it out"
+        )
     return found
 
 
@@ -54,6 +84,8 @@ def afterthought(setup: Setup, tiers: Mapping[str, Metrics]) -> str:
 
     Updates of numbers that are huge but finite are merged; what comes of them answers nothing.
     """
+    if doubt := _no_better_than_guessing(setup, tiers):
+        return doubt
     classes, losses = setup.data.num_classes, [scores["loss"] for scores in tiers.values()]
     if setup.model.objective.loss is not cross_entropy or classes < 2 or not losses:
         return ""
@@ -62,4 +94,29 @@ def afterthought(setup: Setup, tiers: Mapping[str, Metrics]) -> str:
     return (
         f"the loss of every tier is {min(losses):.3g} or more, where guessing has {math.log(classes):.2g}: "
         "training has blown up. Lower training.lr, or set training.clip_norm"
+    )
+
+
+def _no_better_than_guessing(setup: Setup, tiers: Mapping[str, Metrics]) -> str:
+    """Of a regression or of labels: whether the same answer to everything would have done as well."""
+    task, targets = setup.model.learning_task, setup.data.train.targets
+    if not tiers or len(targets) == 0:
+        return ""
+    if task is TASKS["regression"] and "absolute error" in setup.model.objective.metrics:
+        middle = targets.double().median(dim=0).values
+        guess = float((setup.data.test.targets.double() - middle).abs().mean())
+        best = min(scores["absolute error"] for scores in tiers.values())
+        answer, better = "the middle of all targets", best < guess
+    elif task is TASKS["multi-label"] and "label accuracy" in setup.model.objective.metrics:
+        usual = targets.double().mean(dim=0) > 0.5
+        guess = float((setup.data.test.targets.bool() == usual).double().mean())
+        best = max(scores["label accuracy"] for scores in tiers.values())
+        answer, better = "every label's usual value", best > guess
+    else:
+        return ""
+    if better:
+        return ""
+    return (
+        f"no tier is better than {answer} as the answer to everything ({guess:.3g}; the best has {best:.3g}): nothing "
+        "was learnt yet. Train longer, try another training.lr, and scale targets that are far from 1"
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedtailor.config import build_method, validated
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.data.federated import FederatedData
+from fedtailor.data.transforms import preparation_from
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
@@ -87,14 +88,15 @@ def stand_in(words: Words) -> FederatedData:
     def column(described: Mapping[str, Any]) -> Tensor:
         kind = getattr(torch, described["type"])
         shape = (2, *described["shape"])
-        return (
-            torch.randn(shape, generator=generator).to(kind)
-            if kind.is_floating_point
-            else torch.zeros(shape, dtype=kind)
-        )
+        if kind.is_floating_point:
+            return torch.randn(shape, generator=generator).to(kind)
+        if kind is torch.uint8 and len(shape) > 2:  # pixels
+            return torch.randint(0, 256, shape, generator=generator).to(kind)
+        return torch.zeros(shape, dtype=kind)
 
     made = {name: column(each) for name, each in like["columns"].items()}
-    examples = Examples(made if like["named"] else tuple(made.values()))
+    columns = made if like["named"] else tuple(made.values())
+    examples = Examples(columns, preparation=preparation_from(like.get("preparation")))
     return FederatedData.from_examples(
         examples, examples, parts=[[0, 1]], num_classes=like["classes"] or None, dataset=like["name"]
     )
@@ -115,13 +117,15 @@ def _data_words(data: Any) -> Words | None:
 
 
 def _examples_words(data: FederatedData) -> Words:
-    batch: Batch = data.example()
+    known = data.preparation
+    batch: Batch = data.example() if known is None else data.train.prepared_by(None).take(torch.arange(1))
     named = isinstance(batch, dict)
     columns = batch.items() if isinstance(batch, dict) else enumerate(batch)
     return {
         "name": data.name,
         "classes": data.num_classes,
         "prepared": data.train.preparation is not None,
+        "preparation": None if known is None else known.as_data(),  # of the columns below, which are raw then
         "named": named,
         "columns": {
             str(name): {"type": str(value.dtype).removeprefix("torch."), "shape": list(value.shape[1:])}

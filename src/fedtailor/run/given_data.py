@@ -72,6 +72,11 @@ def federated(given: Any, seeds: Seeds, task: LearningTask | None = None) -> Fed
     if isinstance(given, str | Path):
         chosen = validated(DataSettings, {**settings, "dataset": str(given)}, "data")
         return federate(of_task(load_dataset(chosen.dataset, **chosen.options), task), chosen, seeds)
+    if settings.get("options"):
+        names = ", ".join(settings["options"])
+        raise FedtailorError(
+            f"data.options ({names}) say how files are read; expected none beside data in memory: change the tensors"
+        )
     dataset = of_task(given if isinstance(given, Dataset) else _dataset(given), task)
     if dataset.client_train is not None:
         everyone = len(np.unique(dataset.client_train))
@@ -213,6 +218,11 @@ def _read(part: Any) -> Examples:
                 f"tensors of lengths {', '.join(map(str, sorted(lengths)))}: expected (x, y) of equal length; "
                 "with a test part ((x_train, y_train), (x_test, y_test))"
             )
+        if _is_two_pairs(part):
+            raise FedtailorError(
+                "four tensors, of which the third is like the first and the fourth like the second; expected "
+                "((x_train, y_train), (x_test, y_test)) if the last two are for testing"
+            )
         return Examples.of(*part)
     if hasattr(part, "drop") and hasattr(part, "columns"):  # a DataFrame of pandas
         found = next((str(name) for name in part.columns if str(name).lower() in LABELS), "label")
@@ -225,6 +235,14 @@ def _read(part: Any) -> Examples:
     if hasattr(part, "__len__") and hasattr(part, "__getitem__"):
         return Examples.from_dataset(part)
     raise FedtailorError(f"an object of type {type(part).__name__}; expected {WHAT_TO_PASS}")
+
+
+def _is_two_pairs(part: Sequence[Any]) -> bool:
+    """Whether four columns look like training and test parts that were not put into pairs."""
+    if len(part) != 4:
+        return False
+    x, y, x_test, y_test = (np.shape(each)[1:] for each in part)
+    return (x, y) == (x_test, y_test) and x != y
 
 
 def _of_loader(loader: DataLoader[Any]) -> Any:

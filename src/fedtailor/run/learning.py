@@ -80,17 +80,22 @@ def explained(data: FederatedData) -> Iterator[None]:
     try:
         yield
     except ExampleError as error:
-        guess = _guess(data, "Conv2d" in str(error))
+        guess = _guess(data, str(error))
         if not guess:
             raise
         raise ExampleError(f"{error}. {guess}") from error
 
 
-def _guess(data: FederatedData, images: bool) -> str:
-    x = only_input(data.train)
+def _guess(data: FederatedData, said: str) -> str:
+    x, images = only_input(data.train), "Conv2d" in said
     if x is None or data.train.preparation is not None:
         return ""
     each = tuple(x.shape[1:])
+    if x.dim() == 1 and not x.is_floating_point() and data.train.targets.dim() > 1:
+        return "Is it (y, x)? Expected (x, y): the targets come last"
+    if "index out of range" in said and not x.is_floating_point():
+        most = int(x.max())
+        return f"The inputs go up to {most}: an nn.Embedding needs at least {most + 1} rows for them"
     if channels_last(x.shape):
         turned = "x.permute(0, 3, 1, 2), of an array x.transpose(0, 3, 1, 2),"
         return f"The inputs are {each}: channels last? {turned} puts channels first"

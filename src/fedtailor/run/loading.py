@@ -80,12 +80,12 @@ def load(folder: Path, hand: AtHand) -> Loaded:
 def _from_call(folder: Path, words: call.Words, hand: AtHand) -> tuple[Setup, bool]:
     seeds, device = Seeds(words["seed"]), pick_device(hand.device)
     given = hand.data if hand.data is not None else words["data"]
-    if given is None and words["examples"]["prepared"]:
-        raise FedtailorError(
-            f"{folder}: its data was prepared (normalised) for the model, and only the data knows how; "
-            "pass it: Run.load(folder, data=...)"
-        )
     data = call.stand_in(words)
+    if given is None and words["examples"]["prepared"] and data.train.preparation is None:
+        raise FedtailorError(
+            f"{folder}: its data was prepared for the model in a way that words do not say; pass the data, "
+            "from Python: Run.load(folder, data=...)"
+        )
     if given is not None:
         data = federated(given, seeds, call.objective_of(words).task).with_validation(
             words["validation"], seeds

@@ -225,7 +225,12 @@ def refuse_existing(path: Path) -> None:
 
 
 def exists(path: Path) -> FedtailorError:
-    """The error for a new run in the place of another."""
+    """The error for a new run in the place of another, or of something else."""
+    if not (path / LOCK).is_file():
+        return FedtailorError(
+            f"{path} is there already and is no run: choose another name for the run's folder (--set name=...; "
+            "folder=... in Python)"
+        )
     return FedtailorError(
         f"run folder {path} exists already: `fedtailor resume {path}` goes on with it (resume=True in Python); "
         "for a new run choose another name (--set name=...; folder=... in Python) or remove it"

@@ -29,6 +29,7 @@ class Format(ABC):
     needs_class: ClassVar[bool] = (
         False  # whether a file holds weights alone, for a class that must be at hand
     )
+    several_widths: ClassVar[bool] = False  # whether a file may hold several widths
     shares_widths: ClassVar[bool] = False  # whether a file of several widths keeps shared weights once
     int8: ClassVar[str]  # what ``--quantize int8`` does here, in words
 
@@ -46,13 +47,14 @@ class Format(ABC):
 
     def pack_widths(self, networks: Sequence[Network]) -> bytes:  # noqa: ARG002
         """One file of several widths of one network, the widest last, that is told which one to run."""
-        raise self._one_width("--switchable")
+        raise self.one_width("--switchable")
 
     def open_width(self, file: Path, place: int) -> Program:  # noqa: ARG002
         """The function of one of the widths of such a file."""
-        raise self._one_width(str(file))
+        raise self.one_width(str(file))
 
-    def _one_width(self, what: str) -> FedtailorError:
+    def one_width(self, what: str) -> FedtailorError:
+        """The error for several widths in a file of one."""
         return FedtailorError(
             f"{what}: a file of format {self.name} holds one width; expected --format onnx or pte, or "
             "run.switchable() in Python"

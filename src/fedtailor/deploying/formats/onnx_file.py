@@ -26,7 +26,7 @@ class Onnx(Format):
     needs, extra = ("onnx", "onnxscript", "onnxruntime"), "deploy-onnx"
     int8 = "weights and activations, calibrated"
 
-    shares_widths = True
+    several_widths = shares_widths = True
 
     def pack(self, network: Network, calibration: Inputs | None) -> bytes:
         packed: bytes = self._model(network).SerializeToString()

@@ -36,6 +36,7 @@ class Pte(Format):
     name, suffix = "pte", ".pte"
     needs, extra = ("executorch.exir", "executorch.runtime"), "deploy-executorch"
     any_batch = False
+    several_widths = True
     int8 = "weights and activations of what XNNPACK computes, calibrated"
 
     def pack(self, network: Network, calibration: Inputs | None) -> bytes:

@@ -137,7 +137,8 @@ def switchable(model: Pieces, patches: Sequence[Patch]) -> Switchable:
         for name, value in weights.items():
             if not torch.equal(value, expected[name]):
                 raise FedtailorError(
-                    f"width {patch.cut.tag} has a {name!r} of its own: its weights are not shared"
+                    f"width {patch.cut.tag} has a {name!r} of its own: its weights are not shared (fjord's are; "
+                    "heterofl's with method.scaler = false). Deploy each width by itself"
                 )
         own[patch.cut.tag] = {name: value for name, value in patch.values.items() if name in statistics}
     cuts = {patch.cut.tag: patch.cut for patch in patches}
