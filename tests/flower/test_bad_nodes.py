@@ -194,6 +194,17 @@ def test_nobody_comes(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_who_is_connected_but_silent_is_told_apart(tmp_path: Path) -> None:
+    """A machine under load takes long to begin: more SuperNodes would not help, more patience would."""
+    text = TEXT.replace("wait = 5", "wait = 0.2")
+    expected = (
+        "0 of 4 clients have joined after 0.2 s, 1 nodes are connected to the SuperLink, of which 1 have not "
+        "said yet who they are: .* raise engine.wait"
+    )
+    with pytest.raises(FedtailorError, match=expected):
+        run(tmp_path, "run", lambda _: None, text=text, nodes={BAD: nodes(tmp_path)[BAD]})
+
+
 def test_a_node_that_says_what_cannot_be_is_refused(tmp_path: Path) -> None:
     there = nodes(tmp_path)
     text = TEXT.replace("wait = 5", "wait = 0.2")

@@ -40,6 +40,13 @@ class Where:
             raise FedtailorError("--superlink, --root-certificates and --insecure belong to --engine flower")
         return self.engine is not None
 
+    @property
+    def options(self) -> str:
+        """The same again, as it is typed."""
+        words = ["--engine flower", f"--superlink {self.superlink}"]
+        words += [f"--root-certificates {self.root_certificates}"] if self.root_certificates else []
+        return " ".join([*words, *(["--insecure"] if self.insecure else [])])
+
 
 def run_there(config: str, folder: Path, where: Where) -> None:
     """Send a configuration to a SuperLink, and show what its server says."""

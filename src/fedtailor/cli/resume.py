@@ -49,7 +49,7 @@ def resume(
         )
         raise FedtailorError(f"{folder} {told}")
     if there:
-        with stoppable(folder, f"fedtailor resume {folder} --engine flower --superlink {where.superlink}"):
+        with stoppable(folder, f"fedtailor resume {folder} {where.options}"):
             run_there((folder / "config.toml").read_text(encoding="utf-8"), folder, where)
         return
     load_torch()

@@ -17,7 +17,7 @@ from fedtailor.flower.local import CONNECTION, Link, installed
 STARTED = re.compile(r"started run (\d+)")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 REACH_SECONDS = 10.0
-SAYS = ("round ", "error: ", "finished: ")  # how lines of our own server begin
+SAYS = ("waiting ", "round ", "error: ", "finished: ")  # how lines of our own server begin
 
 
 def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]) -> None:

@@ -22,7 +22,7 @@ from fedtailor.engines.protocol import Answer
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.roster import Profile, Roster
 from fedtailor.messages import Measure, Refused, Task
-from fedtailor.steps import step
+from fedtailor.steps import WAITING, step
 from fedtailor.storage.wire import DecodeError
 
 POLL, LONGEST_POLL = 0.2, 2.0  # seconds between two looks at what has arrived
@@ -149,15 +149,23 @@ class FlowerEngine:
                 moved = self.roster.sort()
                 self.homes = {moved[client]: node for client, node in self.homes.items()}
                 return
-            step(f"waiting for clients: {here} of {wanted}")
+            step(f"{WAITING}: {here} of {wanted}, {len(self.met)} nodes are connected")
             if late:
                 names = ", ".join(sorted(map(self.roster.name, self.roster.present))[:10])
                 raise FedtailorError(
                     f"{here} of {clients} clients have joined after {seconds:g} s{f' ({names})' if names else ''}, "
-                    f"{len(self.post.nodes())} nodes are connected to the SuperLink: start more SuperNodes, raise "
-                    f"engine.wait, or lower clients_per_round{self._complaints()}"
+                    f"{len(self.met)} nodes are connected to the SuperLink{self._remedy()}{self._complaints()}"
                 )
             time.sleep(POLL * 5)
+
+    def _remedy(self) -> str:
+        """What a person can do about clients that have not joined, for a sentence that says how many have."""
+        if self.asked:
+            return (
+                f", of which {len(self.asked)} have not said yet who they are: a busy machine takes a minute to "
+                "begin; raise engine.wait, or look at what their SuperNodes log"
+            )
+        return ": start more SuperNodes, or lower clients_per_round"
 
     def _complaints(self) -> str:
         """What was wrong with nodes that could not be taken in, for the end of a sentence."""
