@@ -12,6 +12,7 @@ import torch
 
 import fedtailor
 from commands import call
+from fedtailor.cli.flower import Where
 from fedtailor.config import make_config
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.engines.flower.memory import Cupboard
@@ -160,3 +161,12 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "run" / "clients.json").write_text("{}", encoding="utf-8")
     assert call(monkeypatch, "resume", str(tmp_path / "run")) == 2
     assert "ran on Flower: say where" in capsys.readouterr().err
+
+
+def test_the_command_to_go_on_with_is_whole() -> None:
+    where = Where("flower", "here:8000", Path("ca.crt"))
+    assert where.options == "--engine flower --superlink here:8000 --root-certificates ca.crt"
+    assert (
+        Where("flower", "here:8000", insecure=True).options
+        == "--engine flower --superlink here:8000 --insecure"
+    )

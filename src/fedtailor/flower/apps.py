@@ -20,6 +20,7 @@ from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device import respond
 from fedtailor.record import RoundRecord
 from fedtailor.steps import WAITING, OnStep, heard_by
+from fedtailor.storage.files import refuse_existing
 
 server = ServerApp()
 client = ClientApp()
@@ -33,6 +34,10 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = config_of(context.run_config)
         folder = Path(str(context.run_config.get("folder") or f"runs/{config.name}"))
+        if not context.run_config.get("resume"):
+            refuse_existing(
+                folder
+            )  # as on one machine: what was changed in a configuration would be passed over
         with heard_by(_tell_waits()):
             run = serve(grid, config, folder, _tell)
     except FedtailorError as error:

@@ -20,14 +20,17 @@ REACH_SECONDS = 10.0
 SAYS = ("waiting ", "round ", "error: ", "finished: ")  # how lines of our own server begin
 
 
-def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]) -> None:
-    """Run a configuration on a SuperLink's nodes; ``folder`` is where its server writes, on the SuperLink's machine.
+def submit(
+    config: str, folder: Path, link: Link, on_line: Callable[[str], None], *, resume: bool = False
+) -> None:
+    """Run a configuration on a SuperLink's nodes; ``folder`` is where its server writes, on the SuperLink's machine;
+    ``resume`` goes on with the run that lies there.
 
     ``on_line`` is told what the server says. Ctrl-C stops the run; the rounds that had ended are saved.
     """
     program = installed("flwr")
     with tempfile.TemporaryDirectory() as place:
-        write_app(Path(place) / "fedtailor-run", config, str(folder))
+        write_app(Path(place) / "fedtailor-run", config, str(folder), resume)
         environment = link.home(Path(place) / "home")
         command = [str(program), "run", str(Path(place) / "fedtailor-run"), CONNECTION, "--stream"]
         number, lines, said = "", list[str](), list[str]()
