@@ -32,7 +32,7 @@ from helpers import differing, final_weights
 
 pytestmark = pytest.mark.slow
 BASE = CONFIG.replace("{method}", "fedavg")
-BASE = BASE.replace("workers = 0", "workers = 0\nstrikes = 0\nwait = 600\nquorum = 0.25")
+BASE = BASE.replace("workers = 0", "workers = 0\nstrikes = 0\nwait = 300\nquorum = 0.25")
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,8 @@ def test_nodes_drop_out_answer_late_and_join_in_the_third_round(tmp_path: Path) 
 
 
 def device(folder: Path, number: int) -> dict[str, object]:
-    return {"name": f"device-{number}", "dataset": "digits", "state": str(folder / f"client{number}")}
+    said: dict[str, object] = {"name": f"device-{number}", "dataset": "digits", "tier": "1"}
+    return {**said, "state": str(folder / f"client{number}")}
 
 
 def serve_without(text: str, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ class FlowerEngine:
                 moved = self.roster.sort()
                 self.homes = {moved[client]: node for client, node in self.homes.items()}
                 return
-            step(f"{WAITING}: {here} of {wanted}, {len(self.met)} nodes are connected")
+            step(f"{WAITING}: {here} of {wanted}, {len(self.met)} nodes are connected{self._complaints()}")
             if late:
                 names = ", ".join(sorted(map(self.roster.name, self.roster.present))[:10])
                 raise FedtailorError(
