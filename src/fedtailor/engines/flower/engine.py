@@ -70,17 +70,21 @@ class FlowerEngine:
         for client, node in list(self.homes.items()):
             if node not in there:
                 self._gone(client)
-        self.met &= there - {node for node, due in self.again.items() if time.monotonic() >= due}
-        new = {node: Parcel({**self.common, "ask": "join", "version": VERSION}) for node in there - self.met}
-        self.asked |= self.post.send(new, "query", "join")
-        self.again = {node: due for node, due in self.again.items() if node not in new}
-        self.met |= new.keys()
+        self._ask_new(there)
         for number, answer in list(self.post.received(self.asked.keys())):
             node = self.asked.pop(number)
             if isinstance(answer, Failed):
                 self._refuse(node, answer.reason)
             else:
                 self._introduce(node, answer.head)
+
+    def _ask_new(self, there: set[int]) -> None:
+        """Ask nodes who they are that have come, or that it is time to ask again."""
+        self.met &= there - {node for node, due in self.again.items() if time.monotonic() >= due}
+        new = {node: Parcel({**self.common, "ask": "join", "version": VERSION}) for node in there - self.met}
+        self.asked |= self.post.send(new, "query", "join")
+        self.again = {node: due for node, due in self.again.items() if node not in new}
+        self.met |= new.keys()
 
     def _refuse(self, node: int, reason: str) -> None:
         self.refused[node], self.again[node] = reason, time.monotonic() + AGAIN
@@ -240,6 +244,7 @@ class FlowerEngine:
                 time.sleep(min(LONGEST_POLL, max(POLL, SHARE * (time.monotonic() - began))))
             if time.monotonic() - looked > LOOK:
                 looked, there = time.monotonic(), self.post.nodes()
+                self._ask_new(there)  # so that who comes now has answered when the next round begins
                 for number, node in list(waiting.items()):
                     if node not in there:
                         del waiting[number]
