@@ -12,6 +12,7 @@ from contextvars import ContextVar
 OnStep = Callable[[str], None]
 
 TRAINING = "training"  # what a run does when it does nothing else
+WAITING = "waiting for clients"  # how what a run on Flower does before its first round begins
 
 _listener: ContextVar[OnStep | None] = ContextVar("listener", default=None)
 

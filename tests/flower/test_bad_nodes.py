@@ -27,6 +27,7 @@ from helpers import differing, final_weights
 
 TEXT = CONFIG.replace("{method}", "fedavg").replace("clients_per_round = 3", "clients_per_round = 4")
 TEXT = TEXT.replace("clients = 5", "clients = 4").replace("workers = 0", "workers = 0\nwait = 5")
+SHORT = TEXT.replace("rounds = 3", "rounds = 2").replace("evaluate_every = 1", "evaluate_every = 2")
 BAD = 13  # the node that misbehaves: it answers for client 3
 
 
@@ -113,7 +114,7 @@ class Replaying:
 def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """What three honest clients make of it, when the fourth says that it cannot."""
     tmp_path = tmp_path_factory.mktemp("without")
-    run(tmp_path, "run", lambda reply: spoiled(reply, lambda head, pieces: ({"error": "no room"}, {})))
+    run(tmp_path, "run", lambda reply: spoiled(reply, lambda head, pieces: ({"error": "no room"}, {})), SHORT)
     return final_weights(tmp_path / "run")
 
 
@@ -132,15 +133,15 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]
 def test_what_a_bad_node_sends_leaves_no_trace(
     spoil: Spoil, reason: str, without: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    finished = run(tmp_path, "run", spoil)
-    assert finished.state.round == 3
+    finished = run(tmp_path, "run", spoil, SHORT)
+    assert finished.state.round == 2
     assert reason in finished.history[0].cohort.refused_by["3"]
     assert set(finished.history[0].cohort.refused_by) == {"3"}
     assert not differing(without, final_weights(tmp_path / "run"))
 
 
 def test_an_old_answer_is_not_taken_twice(tmp_path: Path) -> None:
-    finished = run(tmp_path, "run", Replaying())
+    finished = run(tmp_path, "run", Replaying(), SHORT)
     assert "3" not in finished.history[0].cohort.refused_by
     assert finished.history[1].cohort.refused_by["3"] == {"wrong-round": 1}
 
@@ -192,6 +193,17 @@ def test_nobody_comes(tmp_path: Path) -> None:
     ):
         run(tmp_path, "run", text=text, nodes=nodes(tmp_path, 1))
     assert not (tmp_path / "run").exists()
+
+
+def test_who_is_connected_but_silent_is_told_apart(tmp_path: Path) -> None:
+    """A machine under load takes long to begin: more SuperNodes would not help, more patience would."""
+    text = TEXT.replace("wait = 5", "wait = 0.2")
+    expected = (
+        "0 of 4 clients have joined after 0.2 s, 1 nodes are connected to the SuperLink, of which 1 have not "
+        "said yet who they are: .* raise engine.wait"
+    )
+    with pytest.raises(FedtailorError, match=expected):
+        run(tmp_path, "run", lambda _: None, text=text, nodes={BAD: nodes(tmp_path)[BAD]})
 
 
 def test_a_node_that_says_what_cannot_be_is_refused(tmp_path: Path) -> None:

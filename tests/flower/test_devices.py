@@ -59,7 +59,7 @@ def test_devices_bring_their_own_data_names_and_limits(tmp_path: Path) -> None:
     said = {
         "board": {"dataset": write_examples(tmp_path / "board.npz", 20, 2), "tier": "0.5"},
         "phone": {"dataset": write_examples(tmp_path / "phone.npz", 30, 3), "params": "100"},
-        "laptop": {"dataset": write_examples(tmp_path / "laptop.npz", 40, 3), "tier": "1"},
+        "laptop": {"dataset": write_examples(tmp_path / "laptop.npz", 40, 3), "params": "1M"},
     }
     nodes = {
         number: {"name": name, "state": str(tmp_path / name), **config}

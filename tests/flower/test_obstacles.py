@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("cryptography", reason="the extra fedtailor[flower] is not installed")
 
+from fedtailor.errors import FedtailorError
 from fedtailor.flower.keys import write_authority
 from fedtailor.flower.local import Link, free_port
-from fedtailor.flower.submit import obstacle
+from fedtailor.flower.submit import obstacle, submit
 
 
 @contextmanager
@@ -74,3 +75,16 @@ def test_plain_text_and_tls(authorities: tuple[Path, Path]) -> None:
 
 def test_nobody_listens() -> None:
     assert "cannot be reached" in obstacle(Link(f"127.0.0.1:{free_port()}", insecure=True))
+
+
+def test_a_run_that_ended_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of errors that were raised from each other the first is the cause; Flower's own last words say none."""
+    said = "started run 5\\nValueError: no room for 64 processors\\nRuntimeError: Ending.\\nExit Code: 700\\n"
+    program = tmp_path / "flwr"
+    program.write_text(f"#!/bin/sh\nprintf '{said}'\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr("fedtailor.flower.submit.installed", lambda _: program)
+    with pytest.raises(
+        FedtailorError, match="ended on the SuperLink: ValueError: no room for 64 processors$"
+    ):
+        submit('name = "a"\n', tmp_path / "run", Link("127.0.0.1:9", insecure=True), lambda _: None)

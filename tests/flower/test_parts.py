@@ -12,6 +12,7 @@ import torch
 
 import fedtailor
 from commands import call
+from fedtailor.cli.flower import Where
 from fedtailor.config import make_config
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.engines.flower.memory import Cupboard
@@ -26,8 +27,9 @@ from fedtailor.seeds import Seeds
 def test_flower_is_named_in_two_files_alone() -> None:
     root = Path(fedtailor.__file__).parent
     found = set()
-    for file in root.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    texts = {file: file.read_text(encoding="utf-8") for file in root.rglob("*.py")}
+    for file, text in texts.items():
+        for node in ast.walk(ast.parse(text)) if "flwr" in text else ():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == "flwr" for name in names):
@@ -160,3 +162,12 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "run" / "clients.json").write_text("{}", encoding="utf-8")
     assert call(monkeypatch, "resume", str(tmp_path / "run")) == 2
     assert "ran on Flower: say where" in capsys.readouterr().err
+
+
+def test_the_command_to_go_on_with_is_whole() -> None:
+    where = Where("flower", "here:8000", Path("ca.crt"))
+    assert where.options == "--engine flower --superlink here:8000 --root-certificates ca.crt"
+    assert (
+        Where("flower", "here:8000", insecure=True).options
+        == "--engine flower --superlink here:8000 --insecure"
+    )

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 
 from fedtailor.config import make_config
+from fedtailor.engines.flower.post import parcel_of
 from fedtailor.flower.server import serve
 from fedtailor.methods.registry import method_names
 from fedtailor.run.interface import run_config
@@ -65,3 +66,21 @@ def test_same_bits(method: str, tmp_path: Path) -> None:
     assert handlers == {before}  # Flower's own: it ends its apps at once when a SuperLink is gone
     assert run.state.round == 3
     assert not differing(final_weights(tmp_path / "here"), final_weights(tmp_path / "there"))
+
+
+@pytest.mark.slow
+def test_clients_are_asked_for_statistics_as_rarely_as_on_one_machine(tmp_path: Path) -> None:
+    """Every question starts a process on the device: two rounds, then both widths once."""
+    text = (
+        CONFIG.replace("{method}", FAST)
+        .replace("evaluate_every = 1\n", "")
+        .replace("rounds = 3", "rounds = 2")
+    )
+    grid = LoopbackGrid(
+        text, {70: {"partition-id": 0, "num-partitions": 1, "state": str(tmp_path / "state")}}
+    )
+    run = serve(grid, make_config(tomllib.loads(text)), tmp_path / "run")
+    asked = [parcel_of(message.content).head for message in grid.sent]
+    actions = [head["tasks"][0]["action"] for head in asked if head["ask"] == "tasks"]
+    assert actions == ["train", "train", "calibrate", "calibrate"]
+    assert [bool(record.tiers) for record in run.history] == [False, True]

@@ -40,8 +40,15 @@ class Where:
             raise FedtailorError("--superlink, --root-certificates and --insecure belong to --engine flower")
         return self.engine is not None
 
+    @property
+    def options(self) -> str:
+        """The same again, as it is typed."""
+        words = ["--engine flower", f"--superlink {self.superlink}"]
+        words += [f"--root-certificates {self.root_certificates}"] if self.root_certificates else []
+        return " ".join([*words, *(["--insecure"] if self.insecure else [])])
 
-def run_there(config: str, folder: Path, where: Where) -> None:
+
+def run_there(config: str, folder: Path, where: Where, *, resume: bool = False) -> None:
     """Send a configuration to a SuperLink, and show what its server says."""
     from fedtailor.flower.local import Link
     from fedtailor.flower.submit import submit
@@ -52,7 +59,11 @@ def run_there(config: str, folder: Path, where: Where) -> None:
         )
     link = Link(where.superlink, where.root_certificates, where.insecure)
     messages.print(f"Sending the run to the SuperLink at {link.address} ...", markup=False)
-    submit(config, folder.absolute(), link, lambda line: messages.print(line, markup=False, soft_wrap=True))
+
+    def say(line: str) -> None:
+        messages.print(line, markup=False, soft_wrap=True)
+
+    submit(config, folder.absolute(), link, say, resume=resume)
     if folder.exists():
         console.print(f"Files: {folder}/  (fedtailor report {folder} shows them)", markup=False)
     else:

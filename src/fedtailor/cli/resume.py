@@ -49,8 +49,8 @@ def resume(
         )
         raise FedtailorError(f"{folder} {told}")
     if there:
-        with stoppable(folder, f"fedtailor resume {folder} --engine flower --superlink {where.superlink}"):
-            run_there((folder / "config.toml").read_text(encoding="utf-8"), folder, where)
+        with stoppable(folder, f"fedtailor resume {folder} {where.options}"):
+            run_there((folder / "config.toml").read_text(encoding="utf-8"), folder, where, resume=True)
         return
     load_torch()
     from fedtailor.config import load_config, to_toml

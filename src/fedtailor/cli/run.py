@@ -66,7 +66,7 @@ def run(
     settings = load_config(config, overrides or [], notice)
     folder = runs / settings.name
     if there:
-        with stoppable(folder, f"fedtailor resume {folder} --engine flower --superlink {where.superlink}"):
+        with stoppable(folder, f"fedtailor resume {folder} {where.options}"):
             run_there(to_toml(settings), folder, where)
         return
     title = f"{settings.name} ({settings.method['name']})"

@@ -39,7 +39,7 @@ class EngineSettings:
     """A client whose updates were refused so often is not asked again in this run; 0 forgives everything."""
     retries: int = 3
     """How often an abandoned round is tried again, with other clients, before the run stops."""
-    wait: float = 120.0
+    wait: float = 300.0
     """Seconds that a run on Flower waits for its first clients."""
     pause: float = 0.0
     """Seconds before the first retry; they double with every further one."""

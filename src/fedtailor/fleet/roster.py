@@ -75,12 +75,22 @@ class Profile:
 LIMITS = ("macs", "params", "bytes", "memory", "step_time")  # what a device may say of itself
 
 
+TierFor = Callable[
+    [Budget], int
+]  # the number of the tier that a device with limits of its own is counted with
+
+
+def _first(_budget: Budget) -> int:
+    return 0
+
+
 class Roster:
     """All clients that ever joined, by their numbers, and who of them is there now.
 
     ``look`` is called when a round begins, to find out who has come and gone. A number belongs to a name for the whole
     run, whatever order clients come back in after it was interrupted: ``names`` is saved with the run. Where clients
     hold parts of one split that the server knows the size of (``split``), their numbers are those of the parts.
+    ``tier_for`` says which tier a device is counted with that names limits alone.
     """
 
     def __init__(
@@ -92,6 +102,7 @@ class Roster:
         self.numbers: dict[str, int] = dict(names or {})
         self.split = split
         self.look = look
+        self.tier_for: TierFor = _first
         self.profiles: dict[int, Profile] = {}
         self.present: set[int] = set()
         self.fresh = not self.numbers  # whether nobody has a number from before
@@ -166,12 +177,12 @@ class Roster:
         for number in sorted(there):
             profile = self.profiles[number]
             if self.split is None or profile.tier is not None or profile.budget is not None:
-                tiers[number], budgets[number] = placed(profile, fleet)
+                tiers[number], budgets[number] = placed(profile, fleet, self.tier_for)
         everyone = np.array(sorted(there), dtype=np.int64)
         return Population(fleet, self.sizes, tiers, macs, everyone, budgets)
 
 
-def placed(profile: Profile, fleet: Fleet) -> tuple[int, Budget]:
+def placed(profile: Profile, fleet: Fleet, tier_for: TierFor = _first) -> tuple[int, Budget]:
     """The tier of a client, by its number in the fleet, and its budget: its own limits, or those of its tier."""
     names = [tier.name for tier in fleet.tiers]
     if profile.tier is not None and profile.tier not in names:
@@ -181,5 +192,8 @@ def placed(profile: Profile, fleet: Fleet) -> tuple[int, Budget]:
             f"client {profile.name} names neither a tier nor a limit: expected one of the tiers "
             f"{', '.join(names)}, or limits such as macs = '5M'"
         )
-    number = 0 if profile.tier is None else names.index(profile.tier)
+    if profile.tier is not None:
+        number = names.index(profile.tier)
+    else:
+        number = 0 if profile.budget is None else tier_for(profile.budget)
     return number, profile.budget or fleet.tiers[number].budget

@@ -40,6 +40,7 @@ clientapp = "{package}.app:client"
 [tool.flwr.app.config]
 # Where the server writes the run; empty: runs/<name of the run>, below the folder in which the SuperLink was started.
 folder = {folder}
+resume = {resume}           # true goes on with the run that lies there; for once: --run-config 'resume=true'
 config = {config}
 """
 
@@ -59,15 +60,15 @@ from torch import nn
 
 def build(input_shape: tuple[int, ...], num_classes: int, width: int = 32) -> nn.Module:
     """A small convolutional network; replace it by your own."""
+    channels, height, breadth = input_shape
     return nn.Sequential(
-        nn.Conv2d(input_shape[0], width, 3, padding=1),
+        nn.Conv2d(channels, width, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1),
         nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(2 * width, num_classes),
+        nn.Linear(2 * width * (height // 2) * (breadth // 2), num_classes),
     )
 '''
 
@@ -90,6 +91,12 @@ name = "uniform-2"
 [method]
 name = "heterofl"
 
+[training]
+lr = 0.05
+momentum = 0.9
+batch_size = 16
+epochs = 2
+
 [engine]
 deadline = 600           # seconds after which a round goes on without those that have not answered
 """
@@ -107,7 +114,7 @@ data that it trains on, and a line about itself:
 """
 
 
-def write_app(folder: Path, config: str | None = None, run_folder: str = "") -> None:
+def write_app(folder: Path, config: str | None = None, run_folder: str = "", resume: bool = False) -> None:
     """A Flower app in a new folder; without a configuration, one to start from, with a network to replace."""
     if folder.exists() and any(folder.iterdir()):
         raise FedtailorError(f"{folder} is not empty: a new app needs a folder of its own")
@@ -117,8 +124,9 @@ def write_app(folder: Path, config: str | None = None, run_folder: str = "") -> 
     text = CONFIG.replace("{package}", package) if config is None else config
     tomllib.loads(text)
     project = PROJECT.format(
-        name=name, package=package, publisher="fedtailor", folder=json.dumps(run_folder), config=as_text(text)
-    )
+        name=name, package=package, publisher="fedtailor", folder=json.dumps(run_folder),
+        resume=json.dumps(resume), config=as_text(text),
+    )  # fmt: skip
     (folder / package).mkdir(parents=True)
     files = {
         "pyproject.toml": project,

@@ -19,6 +19,8 @@ from fedtailor.errors import FedtailorError
 from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device import respond
 from fedtailor.record import RoundRecord
+from fedtailor.steps import WAITING, OnStep, heard_by
+from fedtailor.storage.files import refuse_existing
 
 server = ServerApp()
 client = ClientApp()
@@ -32,7 +34,12 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = config_of(context.run_config)
         folder = Path(str(context.run_config.get("folder") or f"runs/{config.name}"))
-        run = serve(grid, config, folder, _tell)
+        if not context.run_config.get("resume"):
+            refuse_existing(
+                folder
+            )  # as on one machine: what was changed in a configuration would be passed over
+        with heard_by(_tell_waits()):
+            run = serve(grid, config, folder, _tell)
     except FedtailorError as error:
         print(f"error: {error}", flush=True)
         raise
@@ -44,6 +51,19 @@ def _tell(record: RoundRecord) -> None:
     refused = sum(record.cohort.refused.values())
     told += [f"{refused} refused"] if refused else []
     print("  ".join([f"round {record.round}", *told]), flush=True)
+
+
+def _tell_waits() -> OnStep:
+    """Says whom a run waits for before its first round, whenever that changes."""
+    last = ""
+
+    def tell(step: str) -> None:
+        nonlocal last
+        if step.startswith(WAITING) and step != last:
+            last = step
+            print(step, flush=True)
+
+    return tell
 
 
 def _best(values: Mapping[str, float]) -> str:

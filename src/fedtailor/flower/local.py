@@ -32,7 +32,7 @@ QUIET = {
 CONNECTION = "fedtailor"  # one called ``local`` would start a simulation of its own
 FEDERATION = "@none/default"  # the one that every SuperLink has
 NODE = ("node-id", "status", "online-at")
-START_SECONDS, STOP_SECONDS, CALL_SECONDS = 60.0, 10.0, 120.0
+START_SECONDS, STOP_SECONDS, CALL_SECONDS = 180.0, 10.0, 120.0
 KEEPER = (sys.executable, "-m", "fedtailor.flower.keeping")  # in front of the command of a SuperNode
 
 
@@ -149,7 +149,8 @@ class LocalLink:
             if dead or time.monotonic() > end:
                 name = dead[0] if dead else "superlink"
                 said = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-800:]
-                raise FedtailorError(f"{what} did not start within {START_SECONDS:g} s; {name} says: {said}")
+                told = "ended" if dead else f"was not there after {START_SECONDS:g} s"
+                raise FedtailorError(f"{what} {told}; {name} says: {said}")
             time.sleep(0.2)
 
 

@@ -12,12 +12,13 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedtailor.config import RunConfig, load_config
 from fedtailor.elasticity.costing.budget import Budget
-from fedtailor.elasticity.costing.fitting import check_honoured, fit, meets
+from fedtailor.elasticity.costing.fitting import TooSmallError, check_honoured, fit, meets
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width
@@ -25,9 +26,11 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.engine import FlowerEngine
 from fedtailor.engines.flower.post import Post
 from fedtailor.errors import FedtailorError
+from fedtailor.fleet import Fleet
 from fedtailor.fleet.presets import build_fleet
-from fedtailor.fleet.roster import Profile, Roster, placed
+from fedtailor.fleet.roster import Profile, Roster, TierFor, placed
 from fedtailor.flower.remote import RemoteData
+from fedtailor.method import Method
 from fedtailor.record import RoundRecord
 from fedtailor.run.choosing import share_for
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
@@ -35,6 +38,7 @@ from fedtailor.run.interface import OnRound, start
 from fedtailor.run.result import Run
 from fedtailor.run.setup import pick_device, prepare, read_data, torch_threads, trace_model
 from fedtailor.seeds import Seeds
+from fedtailor.server.evaluation import asks_for_statistics
 from fedtailor.server.setup import Setup
 from fedtailor.storage.files import CLIENTS, DEVICES, replace_file
 from fedtailor.storage.journal import Journal
@@ -50,14 +54,15 @@ def serve(
     again = folder.exists()
     if again:
         config = load_config(folder / CONFIG)
-    if config.evaluate_every == "auto":
-        config = replace(config, evaluate_every=1)  # on the server, while nobody pays for it in energy
     known: dict[str, Any] = (
         _known(folder) if again else {"run": secrets.token_hex(8), "clients": {}, "parts": None}
     )
     roster = Roster(known["clients"], known["parts"])
     with torch_threads(config.threads):
         setup, engine = _prepared(grid, config, roster, known["run"])
+    config = replace(
+        config, evaluate_every=setup.settings.evaluate_every
+    )  # not to be settled by who is there later
     origin = Origin(config.threads, config)
     with Journal.open(folder) if again else Journal.create(folder, texts_of(setup, origin)) as journal:
         marks = fingerprint_of(setup, origin)
@@ -134,11 +139,37 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
             fit(model.costs, profile.budget, method.align, workload=method.workload)
 
     engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able, check)
-    roster.look = engine.look
+    roster.look, roster.tier_for = engine.look, tier_finder(model, fleet, config.built_method)
     engine.wait_for(config.clients_per_round, rules.wait)
-    settings = config.round_settings
-    setup = prepare(config.built_method, model, data, fleet, settings, Seeds(config.seed))
+    settings, method = config.round_settings, config.built_method
+    asks = method.policy.kept_by_clients or asks_for_statistics(method, model)
+    if settings.evaluate_every == "auto" and not asks:
+        settings = replace(settings, evaluate_every=1)  # on the server, while nobody pays for it in energy
+    setup = prepare(method, model, data, fleet, settings, Seeds(config.seed))
     return replace(setup, roster=roster), engine
+
+
+def tier_finder(model: ElasticModel, fleet: Fleet, method: Method) -> TierFor:
+    """Which tier a device with limits of its own is counted with: the largest that it can keep up with.
+
+    Tiers and devices are compared by the multiply-accumulates of what fits them; below all of them is the smallest.
+    """
+
+    def macs(budget: Budget) -> float:
+        try:
+            cut = fit(model.costs, replace(budget, density=None), method.align, workload=method.workload)
+        except TooSmallError:
+            return 0.0
+        return model.cost(cut).macs * float(1 if budget.density is None else as_width(budget.density))
+
+    tiers = [macs(tier.budget) for tier in fleet.tiers]
+
+    @cache
+    def find(budget: Budget) -> int:
+        most = max(macs(budget), min(tiers))
+        return max((number for number, each in enumerate(tiers) if each <= most), key=tiers.__getitem__)
+
+    return find
 
 
 def _affords(model: ElasticModel, budget: Budget, cut: Cut) -> bool:

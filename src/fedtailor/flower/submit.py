@@ -15,22 +15,26 @@ from fedtailor.flower.app_folder import write_app
 from fedtailor.flower.local import CONNECTION, Link, installed
 
 STARTED = re.compile(r"started run (\d+)")
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")  # the first one is the cause of those that follow
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 REACH_SECONDS = 10.0
-SAYS = ("round ", "error: ", "finished: ")  # how lines of our own server begin
+SAYS = ("waiting ", "round ", "error: ", "finished: ")  # how lines of our own server begin
 
 
-def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]) -> None:
-    """Run a configuration on a SuperLink's nodes; ``folder`` is where its server writes, on the SuperLink's machine.
+def submit(
+    config: str, folder: Path, link: Link, on_line: Callable[[str], None], *, resume: bool = False
+) -> None:
+    """Run a configuration on a SuperLink's nodes; ``folder`` is where its server writes, on the SuperLink's machine;
+    ``resume`` goes on with the run that lies there.
 
     ``on_line`` is told what the server says. Ctrl-C stops the run; the rounds that had ended are saved.
     """
     program = installed("flwr")
     with tempfile.TemporaryDirectory() as place:
-        write_app(Path(place) / "fedtailor-run", config, str(folder))
+        write_app(Path(place) / "fedtailor-run", config, str(folder), resume)
         environment = link.home(Path(place) / "home")
         command = [str(program), "run", str(Path(place) / "fedtailor-run"), CONNECTION, "--stream"]
-        number, lines, said = "", list[str](), list[str]()
+        number, cause, lines, said = "", "", list[str](), list[str]()
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             stdin=subprocess.DEVNULL,
@@ -41,6 +45,7 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
                     line = COLOURS.sub("", raw).rstrip()
                     number = found[1] if (found := STARTED.search(line)) else number
                     lines = [*lines[-30:], line]
+                    cause = cause or (line if RAISED.match(line) else "")
                     if line.startswith(SAYS):
                         said.append(line)
                         on_line(line)
@@ -57,7 +62,8 @@ def submit(config: str, folder: Path, link: Link, on_line: Callable[[str], None]
         if not any(line.startswith("finished: ") for line in said):
             told = next((line for line in reversed(said) if line.startswith("error: ")), "")
             raise FedtailorError(
-                told.removeprefix("error: ") or f"the run ended on the SuperLink: {_last(lines)}"
+                told.removeprefix("error: ")
+                or f"the run ended on the SuperLink: {cause[:600] or _last(lines)}"
             )
 
 

@@ -71,10 +71,15 @@ def describe(setup: Setup, client_details: bool = False) -> dict[str, Any]:
         "tiers": _tiers(setup),
         "members": {str(client.id): client.tier for client in members},
         **({"too_small": left_out(setup)} if fleet.whole else {}),
-        "data": {**picture.overview(data), **_counted(data, client_details)},
+        "data": {**picture.overview(data), **_counted(data, client_details), **_held(setup)},
         "groups": dict(model.groups.counts),
         "layers": _layers(setup),
     }
+
+
+def _held(setup: Setup) -> dict[str, bool]:
+    """Whether clients bring their examples along, which no configuration has split."""
+    return {} if setup.roster is None or setup.roster.split is not None else {"own_examples": True}
 
 
 def _counted(data: FederatedData, client_details: bool) -> dict[str, Any]:

@@ -39,10 +39,11 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLink]:
     assert same(TEXT, folder / "there")
 
 
-def node_says(link: LocalLink, key: Path, *words: str) -> str:
+def node_says(link: LocalLink, key: Path | None, *words: str) -> str:
     """What a SuperNode says that is turned away; it must give up by itself."""
     command = [str(Path(sys.executable).parent / "flower-supernode"), "--superlink", link.address, *words]
-    command += ["--auth-supernode-private-key", str(key), "--port", str(free_port()), "--max-retries", "1"]
+    command += ["--auth-supernode-private-key", str(key)] if key is not None else []
+    command += ["--port", str(free_port()), "--max-retries", "1"]
     log = link.folder / f"stranger{free_port()}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -93,7 +94,10 @@ def test_a_node_that_believes_another_authority(link: LocalLink, tmp_path: Path)
     assert "CERTIFICATE_VERIFY_FAILED" in said
 
 
-def test_a_node_in_plain_text(link: LocalLink, tmp_path: Path) -> None:
-    write_node_key(tmp_path / "stranger.key")
-    said = node_says(link, tmp_path / "stranger.key", "--insecure")
-    assert "Failed to initialize the connection to the SuperLink" in said
+def test_a_node_in_plain_text(link: LocalLink) -> None:
+    assert "Failed to initialize the connection to the SuperLink" in node_says(link, None, "--insecure")
+
+
+def test_a_node_that_would_show_its_key_in_plain_text(link: LocalLink) -> None:
+    said = node_says(link, link.folder / "node0.key", "--insecure")
+    assert "SuperNode authentication requires a secure TLS connection" in said

@@ -90,7 +90,7 @@ def bench_device(
     _show(network.model, found, limit, device, threads)
     if write is not None:
         console.print(
-            f"Written to {write}: flower-supernode ... --node-config 'device=\"{write}\"'",
+            f"Written to {write}: fedtailor flower-node ... --device {write}",
             markup=False,
             soft_wrap=True,
         )

@@ -22,7 +22,7 @@ from fedtailor.engines.protocol import Answer
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.roster import Profile, Roster
 from fedtailor.messages import Measure, Refused, Task
-from fedtailor.steps import step
+from fedtailor.steps import WAITING, step
 from fedtailor.storage.wire import DecodeError
 
 POLL, LONGEST_POLL = 0.2, 2.0  # seconds between two looks at what has arrived
@@ -70,17 +70,21 @@ class FlowerEngine:
         for client, node in list(self.homes.items()):
             if node not in there:
                 self._gone(client)
-        self.met &= there - {node for node, due in self.again.items() if time.monotonic() >= due}
-        new = {node: Parcel({**self.common, "ask": "join", "version": VERSION}) for node in there - self.met}
-        self.asked |= self.post.send(new, "query", "join")
-        self.again = {node: due for node, due in self.again.items() if node not in new}
-        self.met |= new.keys()
+        self._ask_new(there)
         for number, answer in list(self.post.received(self.asked.keys())):
             node = self.asked.pop(number)
             if isinstance(answer, Failed):
                 self._refuse(node, answer.reason)
             else:
                 self._introduce(node, answer.head)
+
+    def _ask_new(self, there: set[int]) -> None:
+        """Ask nodes who they are that have come, or that it is time to ask again."""
+        self.met &= there - {node for node, due in self.again.items() if time.monotonic() >= due}
+        new = {node: Parcel({**self.common, "ask": "join", "version": VERSION}) for node in there - self.met}
+        self.asked |= self.post.send(new, "query", "join")
+        self.again = {node: due for node, due in self.again.items() if node not in new}
+        self.met |= new.keys()
 
     def _refuse(self, node: int, reason: str) -> None:
         self.refused[node], self.again[node] = reason, time.monotonic() + AGAIN
@@ -149,15 +153,23 @@ class FlowerEngine:
                 moved = self.roster.sort()
                 self.homes = {moved[client]: node for client, node in self.homes.items()}
                 return
-            step(f"waiting for clients: {here} of {wanted}")
+            step(f"{WAITING}: {here} of {wanted}, {len(self.met)} nodes are connected{self._complaints()}")
             if late:
                 names = ", ".join(sorted(map(self.roster.name, self.roster.present))[:10])
                 raise FedtailorError(
                     f"{here} of {clients} clients have joined after {seconds:g} s{f' ({names})' if names else ''}, "
-                    f"{len(self.post.nodes())} nodes are connected to the SuperLink: start more SuperNodes, raise "
-                    f"engine.wait, or lower clients_per_round{self._complaints()}"
+                    f"{len(self.met)} nodes are connected to the SuperLink{self._remedy()}{self._complaints()}"
                 )
             time.sleep(POLL * 5)
+
+    def _remedy(self) -> str:
+        """What a person can do about clients that have not joined, for a sentence that says how many have."""
+        if self.asked:
+            return (
+                f", of which {len(self.asked)} have not said yet who they are: a busy machine takes a minute to "
+                "begin; raise engine.wait, or look at what their SuperNodes log"
+            )
+        return ": start more SuperNodes, or lower clients_per_round"
 
     def _complaints(self) -> str:
         """What was wrong with nodes that could not be taken in, for the end of a sentence."""
@@ -232,6 +244,7 @@ class FlowerEngine:
                 time.sleep(min(LONGEST_POLL, max(POLL, SHARE * (time.monotonic() - began))))
             if time.monotonic() - looked > LOOK:
                 looked, there = time.monotonic(), self.post.nodes()
+                self._ask_new(there)  # so that who comes now has answered when the next round begins
                 for number, node in list(waiting.items()):
                     if node not in there:
                         del waiting[number]

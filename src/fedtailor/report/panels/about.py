@@ -36,7 +36,9 @@ def _values(runs: Runs, tell: Callable[[ReportedRun], str]) -> str:
 def _data(run: ReportedRun) -> str:
     found, settings = run.setup.get("data", {}), run.config.get("data", {})
     told = [_count(found["clients"], "client")] if "clients" in found else []
-    if "partition" in settings:
+    if found.get("own_examples"):
+        told.append("with examples of their own")
+    elif "partition" in settings:
         alpha = f", alpha {settings['alpha']}" if "dirichlet" in str(settings["partition"]) else ""
         told.append(f"{settings['partition']} split{alpha}")
     if found.get("train_examples"):
