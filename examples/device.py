@@ -4,7 +4,8 @@
     python examples/device.py runs/first/deploy/0.2.onnx inputs.npy
 
 Inputs are raw (pixels as they lie in the data set) and have the type and shape that ``manifest.json`` names. A file of
-weights alone (``.safetensors``) is put into the network's own class: ``load_safetensors(file, MyNet())``.
+weights alone (``.safetensors``, ``.sparse.safetensors``) is put into the network's own class:
+``load_safetensors(file, MyNet())``, ``load_sparse(file, MyNet())``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def load_pt2(file: str) -> Network:
     """PyTorch: any number of examples in one call."""
     import torch
 
-    return _with_tensors(torch.export.load(file).module())
+    program = torch.export.load(file)
+    _, named = program.call_spec.in_spec.children()  # of what is given by place, and by name
+    return _with_tensors(program.module(), named.context or [])
 
 
 def load_pte(file: str) -> Network:
@@ -78,11 +81,8 @@ def load_safetensors(file: str, full: Any) -> Network:
         for path, sizes in about["sizes"].items():
             for name, size in sizes.items():
                 setattr(member.get_submodule(path), name, tuple(size) if isinstance(size, list) else size)
-        for name, value in own.items():
-            owner, _, leaf = name.rpartition(".")
-            layer = member.get_submodule(owner)
-            setattr(layer, leaf, torch.nn.Parameter(value) if leaf in layer._parameters else value)
-        members.append(_with_tensors(member))
+        _fill(member, own)
+        members.append(_with_tensors(member, about.get("keywords", [])))
 
     def predict(*inputs: Array) -> list[Array]:
         first, *rest = inputs
@@ -91,6 +91,36 @@ def load_safetensors(file: str, full: Any) -> Network:
         return [np.stack(parts).mean(0) for parts in zip(*answers, strict=True)]
 
     return predict
+
+
+def load_sparse(file: str, full: Any) -> Network:
+    """The same of weights of which most are left out: the zeros are put back, so that it runs like any other."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        about = {key: json.loads(opened.metadata()[key]) for key in ("shapes", "ties", "inputs")}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (it is no dict)
+    for name, shape in about["shapes"].items():  # of every weight one bit: whether its value is there
+        kept = np.unpackbits(tensors.pop(f"{name}.mask").numpy(), count=int(np.prod(shape))).astype(bool)
+        dense = torch.zeros(shape, dtype=tensors[name].dtype)
+        tensors[name] = dense.masked_scatter_(torch.from_numpy(kept).view(shape), tensors[name])
+    tensors |= {second: tensors[first] for second, first in about["ties"].items()}
+    member = copy.deepcopy(full).eval()
+    _fill(member, tensors)
+    network = _with_tensors(member)
+    preparation = about["inputs"].get("preparation")
+    return lambda first, *rest: network(_normalised(first, preparation), *rest)
+
+
+def _fill(module: Any, tensors: dict[str, Any]) -> None:
+    """Put tensors in place of those of a module, whatever their sizes."""
+    import torch
+
+    for name, value in tensors.items():
+        owner, _, leaf = name.rpartition(".")
+        layer = module.get_submodule(owner)
+        setattr(layer, leaf, torch.nn.Parameter(value) if leaf in layer._parameters else value)
 
 
 def _normalised(raw: Array, how: dict[str, Any] | None) -> Array:
@@ -103,14 +133,17 @@ def _normalised(raw: Array, how: dict[str, Any] | None) -> Array:
     return np.where(np.isnan(scaled), np.float32(0), scaled) if how.get("fill") else scaled
 
 
-def _with_tensors(module: Any) -> Network:
-    """A PyTorch module as a function on arrays."""
+def _with_tensors(module: Any, names: Sequence[str] = ()) -> Network:
+    """A PyTorch module as a function on arrays; the last ones are given to it by these names."""
     import torch
     from torch.utils._pytree import tree_leaves
 
     @torch.no_grad()
     def predict(*inputs: Array) -> list[Array]:
-        return [each.numpy() for each in tree_leaves(module(*(torch.from_numpy(each) for each in inputs)))]
+        tensors = [torch.from_numpy(each) for each in inputs]
+        by_place = len(tensors) - len(names)
+        answer = module(*tensors[:by_place], **dict(zip(names, tensors[by_place:], strict=True)))
+        return [each.numpy() for each in tree_leaves(answer)]
 
     return predict
 

@@ -79,7 +79,7 @@ GIVEN = {
     "runs.md": "import fedtailor\nmodule, data = small_module(), small_data()",
     "fleet.md": "import fedtailor\nmodule, data = small_module(), small_data()",
     "choosing-a-method.md": "module, data = small_module(), small_data()",
-    "deploying.md": """
+    "deploy.md": """
         import fedtailor
         module, data = small_module(), small_data()
         run = fedtailor.train(module, data, method="fjord")

@@ -123,6 +123,27 @@ def test_the_file_for_a_device_is_the_most_capable_that_fits(bundle):
         pick(manifest, Budget(step_time="3ms"))
 
 
+def test_the_file_for_a_device_that_wrote_down_what_it_can(bundle, tmp_path, monkeypatch, capsys):
+    small, large = read_manifest(bundle)["networks"]
+    profile = tmp_path / "phone.toml"
+    macs = (small["macs"] + large["macs"]) // 2
+    profile.write_text(f"""name = "phone-17"
+step_time = "2s"
+
+[measured]
+overhead = 1.0
+macs_per_second = {macs}.0
+batch_size = 1
+""")
+    assert call(monkeypatch, "deploy", str(bundle), "--pick", str(profile)) == 0
+    assert capsys.readouterr().out.strip() == str(bundle / "0.5.safetensors")
+    profile.write_text('name = "phone-17"\n')
+    assert call(monkeypatch, "deploy", str(bundle), "--pick", str(profile)) == 2
+    assert "phone.toml has no limit: expected at least one of macs" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
+
+
 def nothing_written(place: Path) -> bool:
     return not place.exists() and not list(place.parent.iterdir())
 
@@ -208,6 +229,17 @@ def test_peak_memory_by_hand():
     assert peak_memory(module, Inputs((torch.zeros(3, 4),))) == 4 * (values + weights_)
 
 
+class ByName(nn.Module):
+    """Takes what a collator hands over, by its names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Embedding(20, 4), nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens=None, scale=None):
+        return self.head(self.inner(self.embedding(tokens).mean(1) * scale))
+
+
 class TestCheck:
     def test_a_file_is_run_and_compared(self, bundle):
         found = check(bundle / "0.5.safetensors", model=f"{__name__}:cnn", repeats=3)
@@ -227,12 +259,47 @@ class TestCheck:
         with pytest.raises(FedtailorError, match=r"ends with none of .safetensors, .pt2, .onnx, .pte"):
             check(tmp_path / "x.bin")
         (tmp_path / "x.pt2").write_bytes(b"no archive")
-        with pytest.raises(FedtailorError, match=r"no manifest.json beside it that names it"):
+        with pytest.raises(CorruptError, match=r"x.pt2 cannot be read"):
             check(tmp_path / "x.pt2")
         with pytest.raises(
             FedtailorError, match=r"of a network alone; pass what builds it at full size: --model"
         ):
             check(bundle / "0.5.safetensors")
+
+    @pytest.mark.slow
+    def test_a_file_alone_says_itself_what_its_inputs_are(self, run, tmp_path):
+        folder = deploy(run, Wanted(Budget(width=0.5), formats=("pt2",)), tmp_path / "deploy").folder
+        (folder / "manifest.json").unlink()
+        file = folder / "width-1_2.pt2"
+        assert FORMATS["pt2"].inputs(file) == [{"name": "x", "type": "uint8", "shape": ["batch", 1, 8, 8]}]
+        found = check(file, repeats=2)
+        assert (found.expected, found.differences) == (None, [])
+        with pytest.raises(FedtailorError, match=r"--data digits: no manifest.json beside .* outputs mean"):
+            check(file, "digits")
+
+    def test_weights_alone_need_their_manifest(self, bundle, tmp_path):
+        (tmp_path / "0.5.safetensors").write_bytes((bundle / "0.5.safetensors").read_bytes())
+        with pytest.raises(FedtailorError, match="does not say what its inputs are; expected its manifest"):
+            check(tmp_path / "0.5.safetensors")
+
+    @pytest.mark.parametrize("form", [slow_if(each, "pt2") for each in ("safetensors", "pt2")])
+    def test_inputs_that_are_given_by_name(self, form, tmp_path):
+        """Batches are dictionaries in an order that is not that of the parameters."""
+        tokens = torch.arange(40).view(8, 5) % 20
+        rows = [
+            {"scale": torch.ones(4), "tokens": each, "labels": torch.tensor(place % 2)}
+            for place, each in enumerate(tokens)
+        ]
+        run = fedtailor.train(
+            ByName(), rows, "uniform-2", "fjord", rounds=1, engine={"workers": 0}, progress=False
+        )
+        folder = deploy(run, Wanted(Budget(width=1), formats=(form,)), tmp_path / "deploy").folder
+        names = [(each["name"], each["keyword"]) for each in read_manifest(folder)["inputs"]]
+        assert names == [("scale", True), ("tokens", True)]
+        file = folder / f"width-1.{form}"
+        assert check(file, model=f"{__name__}:ByName", repeats=1).differences == []
+        if form == "pt2":
+            assert FORMATS[form].inputs(file) == read_manifest(folder)["inputs"]
 
     @pytest.mark.parametrize("name", [slow_if(each, "onnx", "pte") for each in FORMATS])
     def test_damaged_bytes_are_refused_by_every_format(self, name, tmp_path):

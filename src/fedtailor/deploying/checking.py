@@ -62,26 +62,27 @@ def check(
 ) -> Checked:
     """Run a file on this machine, one example at a time; ``data`` names test examples, as a config does.
 
-    A manifest beside the file says what to expect; without one, inputs are told by the file where it can.
+    A manifest beside the file says what to expect; without one the file says itself what its inputs are, where it can.
     """
     path = Path(file)
     require(repeats >= 1, "repeats", repeats, "at least 1")
     form = format_of(path)
-    manifest = read_manifest(path.parent) if (path.parent / MANIFEST).is_file() else None
+    manifest = read_manifest(path.parent) if (path.parent / MANIFEST).is_file() else {}
     network, entry = _entry(manifest, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if entry is not None and digest != entry["sha256"]:
         raise CorruptError(f"{path} is damaged or another file: its sha256 is not the one in {MANIFEST}")
-    if manifest is None or entry is None:
+    if entry is None and data is not None:
         raise FedtailorError(
-            f"{path}: no {MANIFEST} beside it that names it; expected a file in its bundle, with the manifest"
+            f"--data {data}: no {MANIFEST} beside {path} says what its outputs mean; expected the file in its bundle"
         )
-    module = _module(path, model, manifest) if form.needs_class else None
     form.require()
+    specification = form.inputs(path) if entry is None else entry["inputs"]
+    module = _module(path, model, manifest) if form.needs_class else None
     before = _memory()
     widths = network.get("widths")
     program = form.open(path, module) if not widths else form.open_width(path, len(widths) - 1)
-    inputs = made_up(entry["inputs"])
+    inputs = made_up(specification)
     times = latencies(program, inputs, repeats)
     after = _memory(peak=True)
     found = None if data is None else _score(program, data, manifest)
@@ -89,14 +90,12 @@ def check(
         path, form.name, path.stat().st_size, repeats,
         1000 * median(times), 1000 * sorted(times)[min(len(times) - 1, int(0.95 * len(times)))],
         None if before is None or after is None else max(0, after - before),
-        found, entry, _differences(network, entry, path, found),
+        found, entry, [] if entry is None else _differences(network, entry, path, found),
     )  # fmt: skip
 
 
-def _entry(
-    manifest: Mapping[str, Any] | None, path: Path
-) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    for network in (manifest or {}).get("networks", []):
+def _entry(manifest: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    for network in manifest.get("networks", []):
         for file in network["files"]:
             if file["file"] == path.name:
                 return network, file

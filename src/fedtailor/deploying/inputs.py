@@ -79,9 +79,21 @@ def input_specification(names: Sequence[str], inputs: Inputs, any_number: bool =
     """Name, type and shape of every input; ``batch`` stands for any number of examples."""
     first: Any = BATCH if any_number else 1
     return [
-        {"name": name, "type": _type(each), "shape": [first, *each.shape[1:]]}
+        input_entry(name, each.dtype, [first, *each.shape[1:]], keyword=name in inputs.kwargs)
         for name, each in zip(names, inputs.flat, strict=True)
     ]
+
+
+def input_entry(
+    name: str, dtype: torch.dtype, shape: Sequence[Any], *, keyword: bool = False
+) -> dict[str, Any]:
+    """The description of one input; a size that is no number stands for any number of examples.
+
+    ``keyword``: modules are given it by its name.
+    """
+    sizes = [size if isinstance(size, int) else BATCH for size in shape]
+    entry = {"name": name, "type": str(dtype).removeprefix("torch."), "shape": sizes}
+    return {**entry, "keyword": True} if keyword else entry
 
 
 def output_specification(answers: Sequence[Tensor]) -> Specification:
@@ -98,13 +110,15 @@ def output_specification(answers: Sequence[Tensor]) -> Specification:
 
 def made_up(specification: Specification, count: int = 1) -> Inputs:
     """Zeros of this shape: enough to run a file and to time it."""
-    shapes = [[count if size == BATCH else size for size in each["shape"]] for each in specification]
-    return Inputs(
-        tuple(
-            torch.zeros(shape, dtype=getattr(torch, each["type"]))
-            for shape, each in zip(shapes, specification, strict=True)
-        )
-    )
+    args, kwargs = [], {}
+    for each in specification:
+        shape = [count if size == BATCH else size for size in each["shape"]]
+        zeros = torch.zeros(shape, dtype=getattr(torch, each["type"]))
+        if each.get("keyword"):
+            kwargs[each["name"]] = zeros
+        else:
+            args.append(zeros)
+    return Inputs(tuple(args), kwargs)
 
 
 def _type(tensor: Tensor) -> str:

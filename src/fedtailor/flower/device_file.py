@@ -47,6 +47,15 @@ def node_table(node: Mapping[str, Any]) -> Table:
     return settled({**file, **given}, None if measured is None else curve_from(measured))
 
 
+def device_limits(path: Path) -> Budget:
+    """The limits in a device's file, a time of training steps and a bandwidth turned into MACs and bytes."""
+    table = node_table({FILE: str(path)})
+    limits = {name: table[name] for name in LIMITS if name in table}
+    if not limits:
+        raise FedtailorError(f"{path} has no limit: expected at least one of {', '.join(LIMITS)}")
+    return Budget(**limits)
+
+
 def read_device(path: Path) -> Table:
     """The table of a device's file, every key of which is known."""
     try:

@@ -44,8 +44,9 @@ def check(
 def _show(found: Checked) -> None:
     from fedtailor.report.amounts import size
 
+    known = "no manifest beside it names it" if found.expected is None else "sha256 as in the manifest"
     lines = [
-        f"{found.file}: {found.form}, {size(found.size)}, sha256 as in the manifest",
+        f"{found.file}: {found.form}, {size(found.size)}, {known}",
         f"latency    median {found.median_ms:.3g} ms, p95 {found.p95_ms:.3g} ms ({found.repeats} calls, one example)",
         f"memory     {'not told by this system' if found.memory is None else size(found.memory)} above the process",
     ]

@@ -41,8 +41,9 @@ class Which:
     pick: Annotated[
         str | None,
         typer.Option(
-            metavar="LIMITS",
-            help="Write nothing: name the file of the bundle for a device, e.g. --pick macs=5M,memory=20MB.",
+            metavar="PROFILE",
+            help="Write nothing: name the file of the bundle for a device, by limits (macs=5M,memory=20MB) or by "
+            "the device's file (phone.toml, which bench-device writes).",
         ),
     ] = None
 
@@ -124,13 +125,15 @@ def _pick(which: Which, how: How, place: Path, as_json: bool) -> None:
     from fedtailor.deploying.bundle import MANIFEST, read_manifest
     from fedtailor.deploying.picking import pick
     from fedtailor.elasticity.costing.budget import Budget
+    from fedtailor.flower.device_file import device_limits
 
     assert which.pick is not None
     folder = place if (place / MANIFEST).is_file() else place / "deploy"
     forms = how.form or []
     if len(forms) > 1:
         raise FedtailorError("--pick names one file: expected at most one --format")
-    network, file = pick(read_manifest(folder), Budget.parse(which.pick), next(iter(forms), None))
+    limits = device_limits(Path(which.pick)) if which.pick.endswith(".toml") else Budget.parse(which.pick)
+    network, file = pick(read_manifest(folder), limits, next(iter(forms), None))
     if as_json:
         print_json({"file": str(folder / file["file"]), "network": network["name"], **file})
     else:

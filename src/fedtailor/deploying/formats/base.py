@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedtailor.deploying.inputs import Inputs
+from fedtailor.deploying.inputs import Inputs, Specification
 from fedtailor.deploying.network import Network
 from fedtailor.errors import FedtailorError
 
@@ -39,6 +39,10 @@ class Format(ABC):
     @abstractmethod
     def open(self, file: Path, module: nn.Module | None = None) -> Program:
         """The function that a file holds; ``module`` is the user's network at full size, where that is needed."""
+
+    def inputs(self, file: Path) -> Specification:
+        """What a file itself says of its inputs, for where no manifest does."""
+        raise FedtailorError(f"{file} does not say what its inputs are; expected its manifest beside it")
 
     def pack_widths(self, networks: Sequence[Network]) -> bytes:  # noqa: ARG002
         """One file of several widths of one network, the widest last, that is told which one to run."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fedtailor.deploying.formats.base import Format, Program
 from fedtailor.deploying.formats.exporting import exported, first_line, quiet, refusal
 from fedtailor.deploying.formats.onnx_widths import WIDTH, joined
-from fedtailor.deploying.inputs import Inputs
+from fedtailor.deploying.inputs import Inputs, Specification, input_entry
 from fedtailor.deploying.network import Network
-from fedtailor.errors import CorruptError
+from fedtailor.errors import CorruptError, FedtailorError
 
 
 class Onnx(Format):
@@ -83,21 +83,44 @@ class Onnx(Format):
     def open_width(self, file: Path, place: int) -> Program:
         return self._session(file, {WIDTH: np.array(place, dtype=np.int64)})
 
+    def inputs(self, file: Path) -> Specification:
+        found = self._opened(file).get_inputs()
+        if any(each.name == WIDTH for each in found):
+            raise FedtailorError(
+                f"{file} holds several widths; expected its manifest beside it, which says which"
+            )
+        return [input_entry(each.name, _type(file, each.type), each.shape) for each in found]
+
     def _session(self, file: Path, fixed: dict[str, Any]) -> Program:
-        runtime = self.library("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
-        try:
-            session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its errors share no other class
-            raise CorruptError(f"{file} cannot be read: {first_line(error)}") from error
+        session = self._opened(file)
         names = [each.name for each in session.get_inputs() if each.name not in fixed]
 
         def answer(inputs: Inputs) -> tuple[Tensor, ...]:
             return tuple(torch.from_numpy(each) for each in session.run(None, _feed(names, inputs) | fixed))
 
         return answer
+
+    def _opened(self, file: Path) -> Any:
+        runtime = self.library("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        try:
+            return runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its errors share no other class
+            raise CorruptError(f"{file} cannot be read: {first_line(error)}") from error
+
+
+TYPES = {"float": torch.float32, "double": torch.float64, "float16": torch.float16, "bool": torch.bool}
+
+
+def _type(file: Path, name: str) -> torch.dtype:
+    """The type that ONNX Runtime calls ``tensor(...)``."""
+    word = name.removeprefix("tensor(").removesuffix(")")
+    found = TYPES.get(word, getattr(torch, word, None))
+    if not isinstance(found, torch.dtype):
+        raise FedtailorError(f"{file}: an input is a {name}; expected tensors of numbers")
+    return found
 
 
 def _without_remarks(model: Any) -> Any:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from fedtailor.deploying.formats.base import Format, Program
 from fedtailor.deploying.formats.exporting import exported, first_line, quiet
-from fedtailor.deploying.inputs import Inputs, flat_answers
+from fedtailor.deploying.inputs import Inputs, Specification, flat_answers, input_entry
 from fedtailor.deploying.int8 import with_int8_weights
 from fedtailor.deploying.network import Network
 from fedtailor.errors import CorruptError, FedtailorError
@@ -36,18 +37,35 @@ class Pt2(Format):
         return buffer.getvalue()
 
     def open(self, file: Path, module: nn.Module | None = None) -> Program:  # noqa: ARG002
-        refuse_pickles(file)
-        try:
-            with quiet():
-                program = torch.export.load(file).module()
-        except (RuntimeError, ValueError, KeyError, AssertionError) as error:
-            raise CorruptError(f"{file} cannot be read: {first_line(error)}") from error
+        program = _loaded(file).module()
 
         @torch.no_grad()
         def answer(inputs: Inputs) -> tuple[Tensor, ...]:
             return flat_answers(program(*inputs.args, **inputs.kwargs))
 
         return answer
+
+    def inputs(self, file: Path) -> Specification:
+        program = _loaded(file)
+        values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+        taken = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
+        _, named = program.call_spec.in_spec.children()  # of what is given by place, and by name
+        places = [*[None] * (len(taken) - named.num_leaves), *(named.context or [])]
+        return [
+            input_entry(
+                known or name, values[name].dtype, list(values[name].shape), keyword=known is not None
+            )
+            for name, known in zip(taken, places, strict=True)
+        ]
+
+
+def _loaded(file: Path) -> ExportedProgram:
+    refuse_pickles(file)
+    try:
+        with quiet():
+            return torch.export.load(file)
+    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        raise CorruptError(f"{file} cannot be read: {first_line(error)}") from error
 
 
 def refuse_pickles(file: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from torch.export import ExportedProgram
 
 from fedtailor.deploying.formats.base import Format, Program, one_at_a_time
 from fedtailor.deploying.formats.exporting import exported, quiet, refusal
-from fedtailor.deploying.inputs import Inputs
+from fedtailor.deploying.inputs import Inputs, Specification, input_entry
 from fedtailor.deploying.network import Network
 from fedtailor.elasticity.costing.cost import plain_attention
 from fedtailor.errors import CorruptError
 
 WIDTH = "width"  # begins the names of methods of several widths
+# Numbers that ExecuTorch has for types of tensors.
+TYPES = dict(
+    enumerate((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.half, torch.float, torch.double))
+) | {11: torch.bool, 15: torch.bfloat16}  # fmt: skip
 MAGIC = b"ET"  # at the fifth byte of a program, before its version
 
 
@@ -87,23 +92,46 @@ class Pte(Format):
     def open(self, file: Path, module: nn.Module | None = None) -> Program:  # noqa: ARG002
         return one_at_a_time(self.method(file, "forward"))
 
+    def inputs(self, file: Path) -> Specification:
+        _owner, method = self._loaded(file, "forward")
+        about = method.metadata
+        found = [about.input_tensor_meta(place) for place in range(about.num_inputs())]
+        return [
+            input_entry(f"input_{place}", TYPES[each.dtype()], list(each.sizes()))
+            for place, each in enumerate(found)
+        ]
+
     def method(self, file: Path, name: str) -> Program:
-        """One method of a file, for one example."""
-        with _native_messages() as said:
-            runtime = self.library("executorch.runtime")
-            if file.read_bytes()[4:6] != MAGIC:
-                raise CorruptError(f"{file} cannot be read: it is no program of ExecuTorch")
-            try:
-                program = runtime.Runtime.get().load_program(file)  # it owns the memory of its methods
-                method = program.load_method(name)
-            except RuntimeError as error:
-                raise CorruptError(f"{file} cannot be read: {said() or error}") from error
+        """One method of a file, for one example, on as many threads as PyTorch may use."""
+        program, method = self._loaded(file, name)
 
         def answer(inputs: Inputs, _owner: Any = program) -> tuple[Tensor, ...]:
             found = method.execute([each.contiguous() for each in inputs.flat])
             return tuple(each.clone() for each in found)
 
         return answer
+
+    def _loaded(self, file: Path, name: str) -> tuple[Any, Any]:
+        """A program, which owns the memory of its methods, and one of them."""
+        with _native_messages() as said:
+            runtime = self.library("executorch.runtime")
+            if file.read_bytes()[4:6] != MAGIC:
+                raise CorruptError(f"{file} cannot be read: it is no program of ExecuTorch")
+            _use_threads(torch.get_num_threads())
+            try:
+                program = runtime.Runtime.get().load_program(file)
+                return program, program.load_method(name)
+            except RuntimeError as error:
+                raise CorruptError(f"{file} cannot be read: {said() or error}") from error
+
+
+@cache
+def _use_threads(count: int) -> None:
+    """Give ExecuTorch as many threads as PyTorch, once: methods keep the threads that they were loaded with."""
+    from executorch.extension.pybindings import portable_lib
+
+    if _use_threads.cache_info().currsize == 0 and portable_lib._threadpool_get_thread_count() != count:
+        portable_lib._unsafe_reset_threadpool(count)
 
 
 @contextmanager

@@ -85,6 +85,7 @@ def _about(network: Network) -> dict[str, Any]:
         "ties": dict(model.groups.ties),
         "skipped": skipped_layers(model.module, first.cut),
         "members": len(network.patches),
+        "keywords": list(network.example.kwargs),  # inputs that the class is given by name, behind the others
         "inputs": dict(network.about),
     }
 
