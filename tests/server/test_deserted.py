@@ -24,7 +24,9 @@ def rounds(
 ) -> tuple[list[RoundRecord], list[float]]:
     """Two rounds with two clients who have joined; ``look`` changes who is there whenever somebody looks."""
     method, model, data = get_method("fedavg")(), mlp_model(), vector_data((4, 4))
-    settings = RoundSettings(rounds=2, clients_per_round=2, evaluate_every=2, engine=EngineSettings(retries=2))
+    settings = RoundSettings(
+        rounds=2, clients_per_round=2, evaluate_every=2, engine=EngineSettings(retries=2)
+    )
     roster = Roster()
     for name in ("a", "b"):
         roster.join(Profile(name, 4))
