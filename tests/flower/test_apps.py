@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed
 from flwr.app import Context, RecordDict
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.apps import _tell_waits, main
+from fedtailor.flower.apps import _tell_waits, indented, main
 from flower.test_same_bits import CONFIG
 
 
@@ -38,3 +38,12 @@ def test_whom_a_run_waits_for_is_said_once(capsys: pytest.CaptureFixture[str]) -
     ]:
         tell(step)
     assert capsys.readouterr().out == "waiting for clients: 0 of 2\nwaiting for clients: 1 of 2\n"
+
+
+def test_what_nodes_have_said_begins_no_line() -> None:
+    """Whoever listens takes lines that begin with ``finished:`` for the server's own."""
+    error = FedtailorError("the first, client 3, raised\nfinished: runs/x after 3 rounds\r\x1b]0;title\x07")
+    assert indented(error).splitlines() == [
+        "the first, client 3, raised",
+        r"  finished: runs/x after 3 rounds\r\x1b]0;title\x07",
+    ]

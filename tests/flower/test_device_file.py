@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from commands import call
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.bench import Curve, Point, curve_of, free_memory
-from fedtailor.flower.device_file import node_table, read_device, settled
+from fedtailor.flower.device_file import curve_from, node_table, read_device, settled
 
 CURVE = Curve(overhead=0.01, rate=1e9, batch_size=10)
 
@@ -43,6 +44,13 @@ def test_limits_of_time_and_bandwidth_become_those_that_a_server_knows() -> None
         ({"step_time": "50%"}, "step_time = '50%': expected a time with its unit"),
         ({"step_time": "1s", "macs": "5M"}, "step_time and macs are two words for one limit"),
         ({"bandwidth": "1MB"}, "bandwidth = '1MB': expected a transfer_time too"),
+        ({"transfer_time": "9s"}, "transfer_time = '9s': expected a bandwidth too"),
+        (
+            {"bandwidth": "1MB", "transfer_time": "abc"},
+            "transfer_time = 'abc': expected a time with its unit",
+        ),
+        ({"bandwidth": "abc", "transfer_time": "9s"}, "bandwidth = 'abc': expected bytes in a second"),
+        ({"bandwidth": "2B", "transfer_time": "9ms"}, "transfer_time = '9ms': expected time for more"),
         ({"bandwidth": "1MB", "transfer_time": "9s", "bytes": "1MB"}, "bandwidth and bytes are two words"),
         ({"memory": "lots"}, "memory = 'lots': expected"),
     ],
@@ -50,6 +58,14 @@ def test_limits_of_time_and_bandwidth_become_those_that_a_server_knows() -> None
 def test_what_cannot_be_is_refused(table: dict[str, Any], expected: str) -> None:
     with pytest.raises(FedtailorError, match=expected):
         settled(table, CURVE)
+
+
+@pytest.mark.parametrize(
+    "rate", [math.inf, math.nan, 10**400, -1, True, "fast"], ids=lambda each: f"{each!r:.8}"
+)
+def test_a_curve_is_made_of_numbers(rate: Any) -> None:
+    with pytest.raises(FedtailorError, match="measured = .* expected numbers of bench-device"):
+        curve_from({"overhead": 0.01, "macs_per_second": rate, "batch_size": 32})
 
 
 def test_a_node_says_what_its_file_says_at_that_moment(tmp_path: Path) -> None:

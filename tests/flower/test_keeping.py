@@ -13,7 +13,7 @@ import pytest
 
 from fedtailor.errors import FedtailorError
 from fedtailor.flower.keeping import keep
-from fedtailor.flower.keys import write_keys
+from fedtailor.flower.keys import write_authority, write_keys, write_node_key
 
 COUNT = """
 import pathlib, sys
@@ -34,6 +34,19 @@ def test_what_ends_is_started_again(tmp_path: Path, capfd: pytest.CaptureFixture
 def test_wrong_words_are_no_reason_to_try_again(tmp_path: Path) -> None:
     assert keep([sys.executable, "-c", COUNT, str(tmp_path / "times"), "2"], pause=0.01) == 2
     assert (tmp_path / "times").read_text() == "1"
+
+
+def test_a_link_that_never_listens_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "flower-superlink"
+    program.write_text(
+        '#!/bin/sh\necho once >> "$0.times"\ntest $(wc -l < "$0.times") -gt 9\n', encoding="utf-8"
+    )
+    program.chmod(0o755)
+    assert keep([str(program)], pause=0.0) == 1
+    said = capfd.readouterr().out
+    assert said.count("starting it again") == 4
+    assert "node that was lost" not in said
+    assert "5 times at once: see above why; is its port taken?" in said
 
 
 def test_both_end_when_the_keeper_is_asked_to(tmp_path: Path) -> None:
@@ -70,10 +83,30 @@ def test_keys_are_written_once(tmp_path: Path) -> None:
         ("new", [], ["phone"], "--host = '': expected a name or an address"),
         ("new", ["https://here:8000"], [], "--host = 'https://here:8000'"),
         ("new", ["here"], ["../phone"], "--node = '../phone'"),
+        ("new", ["here"], ["a" * 65], "expected up to 64 letters"),
+        ("keys/ca.crt", ["here"], [], "ca.crt.* cannot be written: "),
     ]:
         with pytest.raises(FedtailorError, match=expected):
             write_keys(tmp_path / folder, hosts, nodes, 10)
-    assert not (tmp_path / "new" / "ca.crt").exists()
+    with pytest.raises(FedtailorError, match="--days = 10000000: expected 1 to 36,500"):
+        write_keys(tmp_path / "new", ["here"], [], 10_000_000)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["server.key", "server.crt", "phone.key", "phone.pub"])
+def test_keys_go_through_no_link_and_into_no_file(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="the extra fedtailor[flower] is not installed")
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FedtailorError, match=f"{name} exists already: it stays as it is"):
+        write_keys(folder, ["here"], ["phone"], 10)
+    with pytest.raises(FedtailorError, match=f"{name} cannot be written"):
+        (write_authority if name.startswith("server") else write_node_key)(
+            folder if name.startswith("server") else folder / "phone.key"
+        )
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (folder / "ca.crt").exists()
 
 
 def test_a_link_and_its_keeper_need_no_pytorch() -> None:

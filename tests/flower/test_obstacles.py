@@ -58,6 +58,31 @@ def test_nothing_is_in_the_way(authorities: tuple[Path, Path]) -> None:
         assert obstacle(Link(address, insecure=True)) == ""
 
 
+def test_certificates_hold_where_python_is_strict(
+    authorities: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python 3.13 on it always is."""
+
+    def strict(link: Link) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=link.root_certificates)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(Link, "trust", strict)
+    with listening(authorities[0]) as address:
+        assert obstacle(Link(address, authorities[0] / "ca.crt")) == ""
+
+
+def test_a_key_is_no_certificate(authorities: tuple[Path, Path]) -> None:
+    with pytest.raises(FedtailorError, match="server.key: no certificate can be read there"):
+        Link("here:8000", authorities[0] / "server.key")
+
+
+def test_an_address_in_brackets() -> None:
+    assert Link("[::1]:8000").place == ("::1", 8000)
+    assert "Name or service" not in obstacle(Link(f"[::1]:{free_port()}", insecure=True))
+
+
 def test_another_authority(authorities: tuple[Path, Path]) -> None:
     with listening(authorities[0]) as address:
         told = obstacle(Link(address, authorities[1] / "ca.crt"))

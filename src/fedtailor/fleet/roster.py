@@ -148,8 +148,10 @@ class Roster:
         return np.fromiter(held, np.int64, len(self))
 
     def name(self, number: int) -> str:
-        """How users call a client."""
-        return self.profiles[number].name if number in self.profiles else str(number)
+        """How users call a client, also one that has not come back yet."""
+        if number in self.profiles:
+            return self.profiles[number].name
+        return next((name for name, each in self.numbers.items() if each == number), str(number))
 
     def tests(self, number: int) -> int:
         """How many examples of its own a client evaluates on."""

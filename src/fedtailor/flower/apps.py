@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedtailor.engines.flower.post import content_of, parcel_of
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, visible
 from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device import respond
 from fedtailor.record import RoundRecord
@@ -41,9 +41,14 @@ def main(grid: Grid, context: Context) -> None:
         with heard_by(_tell_waits()):
             run = serve(grid, config, folder, _tell)
     except FedtailorError as error:
-        print(f"error: {error}", flush=True)
+        print(f"error: {indented(error)}", flush=True)
         raise
     print(f"finished: {folder} after {run.state.round} rounds", flush=True)
+
+
+def indented(error: FedtailorError) -> str:
+    """An error as whoever listens reads it: what nodes have said in it begins no line, and steers no terminal."""
+    return visible(str(error)).replace("\n", "\n  ")
 
 
 def _tell(record: RoundRecord) -> None:

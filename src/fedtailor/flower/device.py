@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -39,7 +39,7 @@ from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.roster import LIMITS, Profile
 from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device_file import node_table
-from fedtailor.messages import Refused
+from fedtailor.messages import Measure, Refused
 from fedtailor.method import Method
 from fedtailor.run.choosing import share_for
 from fedtailor.run.setup import pick_device, read_data, torch_threads, trace_model
@@ -192,18 +192,18 @@ class Device:
         self, head: Head, pieces: Mapping[str, bytes], levels: Levels | None
     ) -> tuple[Head, dict[str, bytes]]:
         cupboard = Cupboard(self._folder() / f"client-{int(head['client'][0]):08d}")
-        version = tuple(head["memory"])
-        found: dict[str, Tensor] | None = cupboard.get(version) if version else {}
+        asked = tuple(head["memory"]) or None
+        found: dict[str, Tensor] | None = {} if asked is None else cupboard.get(asked)
         task = task_from(head, pieces, levels, found or {})
         if task.action == "validate" and self.data.validation is None:
             none = Refused(task.client.id, task.round, "no-answer", "keeps no examples back to choose by")
             return answer_head(none, kept=False, lost=False)
         answer = answer_to(task, self.method, self._examples(head), self.model)
-        kept = not isinstance(answer, Refused) and bool(answer.memory)
-        if kept and not isinstance(answer, Refused):
-            stage = "calibrate" if task.action == "calibrate" else "train"
-            cupboard.put((task.round, stage), answer.memory, int(self.head["keep"]))
-        return answer_head(answer, kept, lost=found is None)
+        if isinstance(answer, Refused) or not answer.memory or task.action in get_args(Measure):
+            return answer_head(answer, kept=False, lost=found is None)
+        stage = "calibrate" if task.action == "calibrate" else "train"
+        cupboard.put((task.round, stage), answer.memory, int(self.head["keep"]), asked)
+        return answer_head(answer, kept=True, lost=found is None)
 
     def _examples(self, head: Head) -> Examples:
         return self.data.examples_for(self._part(int(head["client"][0])), str(head["action"]))

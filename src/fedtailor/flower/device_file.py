@@ -31,6 +31,9 @@ FILE, MEASURED = "device", "measured"
 SENDING = ("bandwidth", "transfer_time")
 KEYS = ("name", "dataset", "tier", "state", "partition-id", "num-partitions", *LIMITS, *SENDING)
 
+SECOND, LARGEST = 10**9, 10**30  # nanoseconds; of any number here
+TIME = "a time with its unit, such as '50ms'"
+
 NO_TIME = Curve(0.0, 1e30, 1)  # of a device that computes in no time, before one is measured
 
 Table = dict[str, Any]
@@ -91,12 +94,14 @@ def settled(table: Mapping[str, Any], curve: Curve | None) -> Table:
         found["macs"] = str(_macs(found.pop("step_time"), curve))
     if any(key in found for key in SENDING):
         _alone(found, "bandwidth", "bytes")
-        require(
-            all(key in found for key in SENDING), "bandwidth", found.get("bandwidth"), "a transfer_time too"
-        )
-        rate, time = as_limit("bytes", found.pop("bandwidth")), found.pop("transfer_time")
-        require(isinstance(rate, int), "bandwidth", table["bandwidth"], "bytes in a second, such as '2MB'")
-        found["bytes"] = str(int(rate * _seconds("transfer_time", time) / 2))  # there and back
+        for one, other in (SENDING, SENDING[::-1]):
+            if one in found:
+                require(other in found, one, found[one], f"a {other} too")
+        rate = _absolute("bandwidth", "bytes", found.pop("bandwidth"), "bytes in a second, such as '2MB'")
+        nanoseconds = _absolute("transfer_time", "step_time", found.pop("transfer_time"), TIME)
+        each_way = rate * nanoseconds // (2 * SECOND)
+        require(each_way > 1, "transfer_time", table["transfer_time"], "time for more than a byte each way")
+        found["bytes"] = str(each_way)
     Budget(**{name: found[name] for name in LIMITS if name in found})
     return found
 
@@ -109,7 +114,7 @@ def _alone(table: Table, name: str, other: str) -> None:
 
 
 def _macs(step_time: object, curve: Curve) -> int:
-    macs = curve.macs(_seconds("step_time", step_time))
+    macs = curve.macs(_absolute("step_time", "step_time", step_time, TIME) / SECOND)
     if macs < 2:
         took = amount("step_time", curve.overhead * 1e9)
         raise FedtailorError(
@@ -118,10 +123,15 @@ def _macs(step_time: object, curve: Curve) -> int:
     return macs
 
 
-def _seconds(name: str, value: object) -> float:
-    nanoseconds = as_limit("step_time", value)
-    require(isinstance(nanoseconds, int), name, value, "a time with its unit, such as '50ms'")
-    return float(nanoseconds) / 1e9
+def _absolute(name: str, kind: str, value: object, expected: str) -> int:
+    """A number of units of another limit, which is no share of anything; an error names the key that was written."""
+    try:
+        found = as_limit(kind, value)
+    except FedtailorError:
+        found = None
+    require(isinstance(found, int) and found <= LARGEST, name, value, expected)
+    assert isinstance(found, int)
+    return found
 
 
 def curve_from(measured: object) -> Curve:
@@ -129,10 +139,13 @@ def curve_from(measured: object) -> Curve:
     require(isinstance(measured, Mapping), MEASURED, measured, "a table, as bench-device writes it")
     assert isinstance(measured, Mapping)
     numbers = [measured.get(name) for name in ("overhead", "macs_per_second", "batch_size")]
-    fine = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+    fine = all(
+        isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each <= LARGEST
+        for each in numbers
+    )
     overhead, rate, batch = (float(each or 0) for each in numbers) if fine else (0.0, 0.0, 0.0)
     require(
-        fine and overhead >= 0 and rate > 0 and batch >= 1,
+        fine and rate > 0 and batch >= 1,
         MEASURED,
         dict(measured),
         "numbers of bench-device",

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -19,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError, require
-from fedtailor.flower.keys import LOOPBACK, write_authority, write_node_key
+from fedtailor.errors import FedtailorError, one_line, require
+from fedtailor.flower.keys import AUTHORITY, LOOPBACK, write_authority, write_node_key
+from fedtailor.storage.files import remove_file
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -31,6 +33,7 @@ QUIET = {
 }
 CONNECTION = "fedtailor"  # one called ``local`` would start a simulation of its own
 FEDERATION = "@none/default"  # the one that every SuperLink has
+SUPERLINK = "superlink"  # among the processes; the others are nodes
 NODE = ("node-id", "status", "online-at")
 START_SECONDS, STOP_SECONDS, CALL_SECONDS = 180.0, 10.0, 120.0
 KEEPER = (sys.executable, "-m", "fedtailor.flower.keeping")  # in front of the command of a SuperNode
@@ -50,6 +53,23 @@ class Link:
         require(fine, "--superlink", self.address, "host:port, such as 10.0.0.5:8000")
         if self.root_certificates is not None and not self.root_certificates.is_file():
             raise FedtailorError(f"--root-certificates {self.root_certificates}: no such file")
+        try:
+            self.trust()
+        except OSError as error:
+            raise FedtailorError(
+                f"--root-certificates {self.root_certificates}: no certificate can be read there ({error.strerror}); "
+                "expected the authority's, ca.crt"
+            ) from error
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Its host and port, as sockets take them."""
+        host, _, port = self.address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def trust(self) -> ssl.SSLContext:
+        """Whom to believe, as TLS asks for it."""
+        return ssl.create_default_context(cafile=self.root_certificates)
 
     def home(self, folder: Path) -> dict[str, str]:
         """The environment of Flower's command, with a folder of its own that knows this SuperLink."""
@@ -87,11 +107,11 @@ class LocalLink:
         kind = "--simulation" if simulation else "--enable-supernode-auth"
         files = {name: str(self.folder / f"server.{name}") for name in ("crt", "key")}
         self._start(
-            "superlink", "flower-superlink", "--ssl-certfile", files["crt"], "--ssl-keyfile", files["key"],
+            SUPERLINK, "flower-superlink", "--ssl-certfile", files["crt"], "--ssl-keyfile", files["key"],
             "--ssl-ca-certfile", str(self.authority), kind, "--port", str(self.port),
             "--database", str(self.folder / "superlink.db"), "--host", self.host,
         )  # fmt: skip
-        self._wait(lambda: _listening(self.host, self.port), "superlink")
+        self._wait(lambda: _listening(self.host, self.port), SUPERLINK)
 
     def add_node(self, number: int, config: Mapping[str, object]) -> None:
         """Register a SuperNode's key and start it; ``config`` is what it says of itself."""
@@ -119,19 +139,30 @@ class LocalLink:
 
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
         """End a process and all that it started."""
-        process = self.processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _send(self.processes[name], how)
+        self._ended(name)
 
     def stop_all(self) -> None:
-        """Nodes first."""
-        for name in sorted(self.processes):
-            self.stop(name)
+        """Nodes first, all of them at once; whoever has no patience for that ends all that is left."""
+        nodes = [name for name in self.processes if name != SUPERLINK]
+        try:
+            for names in (nodes, [SUPERLINK] if SUPERLINK in self.processes else []):
+                for name in names:
+                    _send(self.processes[name], signal.SIGTERM)
+                for name in names:
+                    self._ended(name)
+        finally:
+            for process in self.processes.values():
+                _send(process, signal.SIGKILL)
+
+    def _ended(self, name: str) -> None:
+        """Wait for a process that was asked to end, and no longer than it is given for that."""
+        process = self.processes[name]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        _send(process, signal.SIGKILL)
+        process.wait()
+        del self.processes[name]
 
     def _start(self, name: str, program: str, *words: str, kept: bool = False) -> None:
         command = [*(KEEPER if kept else ()), str(installed(program)), *words]
@@ -147,7 +178,7 @@ class LocalLink:
         while not ready():
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
             if dead or time.monotonic() > end:
-                name = dead[0] if dead else "superlink"
+                name = dead[0] if dead else SUPERLINK
                 said = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-800:]
                 told = "ended" if dead else f"was not there after {START_SECONDS:g} s"
                 raise FedtailorError(f"{what} {told}; {name} says: {said}")
@@ -186,6 +217,8 @@ def _stopped(folder: Path, host: str = LOOPBACK) -> Iterator[LocalLink]:
     """A SuperLink that is to be started, with keys of its own; whatever it is made of ends with the block."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    for name in AUTHORITY:
+        remove_file(folder / name)  # of the last time: keys are fresh every time
     write_authority(folder, ("localhost", host))
     link = LocalLink(folder, free_port(), host=host)
     write_home(folder / "home", link.address, link.authority)
@@ -209,19 +242,26 @@ def write_home(folder: Path, address: str, root_certificates: Path | None, insec
 
 def flwr(environment: Mapping[str, str], *words: str) -> str:
     """What Flower's own command says."""
-    command = [str(installed("flwr")), *words]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=CALL_SECONDS, check=False
-    )
+    command, told = [str(installed("flwr")), *words], f"flwr {' '.join(words[:2])}"
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=CALL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise FedtailorError(f"{told}: no answer after {CALL_SECONDS:g} s") from None
     if done.returncode:
-        raise FedtailorError(f"flwr {' '.join(words[:2])}: {(done.stderr or done.stdout).strip()[-500:]}")
+        raise FedtailorError(f"{told}: {(done.stderr or done.stdout).strip()[-500:]}")
     return done.stdout
 
 
 def nodes_of(call: Callable[..., str]) -> list[dict[str, str]]:
     """The SuperNodes that a SuperLink knows, with their status."""
-    listed = json.loads(call("supernode", "list", CONNECTION, "--format", "json"))
-    return [{key: str(node.get(key, "")) for key in NODE} for node in listed.get("nodes", [])]
+    said = call("supernode", "list", CONNECTION, "--format", "json")
+    try:
+        listed = json.loads(said).get("nodes", [])
+        return [{key: str(node.get(key, "")) for key in NODE} for node in listed]
+    except (ValueError, TypeError, AttributeError):
+        raise FedtailorError(f"flwr supernode list: expected nodes, not {one_line(said, 200)!r}") from None
 
 
 def installed(program: str) -> Path:
@@ -230,6 +270,12 @@ def installed(program: str) -> Path:
     if not found.is_file():
         raise FedtailorError(f'{program} is not installed: pip install "fedtailor[flower]"')
     return found
+
+
+def _send(process: subprocess.Popen[bytes], how: int) -> None:
+    """A signal to a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
 
 
 def free_port() -> int:

@@ -35,10 +35,9 @@ def register(link: Link, keys: Sequence[Path]) -> list[dict[str, str]]:
 
 def _wait_for(link: Link) -> None:
     """Until somebody listens there."""
-    host, _, port = link.address.rpartition(":")
     end = time.monotonic() + SECONDS
     while True:
-        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), 5):
+        with contextlib.suppress(OSError), socket.create_connection(link.place, 5):
             return
         if time.monotonic() > end:
             raise FedtailorError(f"--superlink {link.address}: nobody listens there after {SECONDS:g} s")

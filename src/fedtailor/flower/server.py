@@ -25,7 +25,7 @@ from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.engine import FlowerEngine
 from fedtailor.engines.flower.post import Post
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import CorruptError, FedtailorError
 from fedtailor.fleet import Fleet
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.fleet.roster import Profile, Roster, TierFor, placed
@@ -42,7 +42,8 @@ from fedtailor.server.evaluation import asks_for_statistics
 from fedtailor.server.setup import Setup
 from fedtailor.storage.files import CLIENTS, DEVICES, replace_file
 from fedtailor.storage.journal import Journal
-from fedtailor.storage.run_folder import CONFIG
+from fedtailor.storage.rows import table_in
+from fedtailor.storage.run_folder import CONFIG, RunFolder
 
 LOOKS = 2.0  # seconds between two looks of somebody who watches
 
@@ -96,8 +97,7 @@ class Shown:
 
     def __init__(self, file: Path, engine: FlowerEngine) -> None:
         self.file, self.engine, self.due = file, engine, 0.0
-        if file.is_file():
-            engine.ledger.go_on(json.loads(file.read_text(encoding="utf-8")))
+        engine.ledger.go_on(RunFolder(file.parent).devices())
 
     def __call__(self, now: bool = False) -> None:
         """Write it, if it is time."""
@@ -186,7 +186,13 @@ def _known(folder: Path) -> dict[str, Any]:
         raise FedtailorError(
             f"{folder}: no {CLIENTS} there, so it is no run on Flower; `fedtailor resume` goes on with it"
         )
-    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    known = table_in(file)
+    run, numbers, parts = (known.get(key) for key in ("run", "clients", "parts"))
+    named = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
+    if not (isinstance(run, str) and run.isalnum() and named and (parts is None or type(parts) is int)):
+        raise CorruptError(
+            f"{file} is damaged: expected the run's name for its clients, and whom numbers belong to"
+        )
     return known
 
 

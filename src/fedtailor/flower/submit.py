@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, visible
 from fedtailor.flower.app_folder import write_app
 from fedtailor.flower.local import CONNECTION, Link, installed
 
@@ -42,7 +42,7 @@ def submit(
             assert process.stdout is not None
             try:
                 for raw in process.stdout:
-                    line = COLOURS.sub("", raw).rstrip()
+                    line = visible(COLOURS.sub("", raw).rstrip())
                     number = found[1] if (found := STARTED.search(line)) else number
                     lines = [*lines[-30:], line]
                     cause = cause or (line if RAISED.match(line) else "")
@@ -53,7 +53,10 @@ def submit(
                 process.terminate()
                 if number:
                     stop = [str(program), "stop", number, CONNECTION]
-                    subprocess.run(stop, env=environment, capture_output=True, timeout=60, check=False)
+                    try:
+                        subprocess.run(stop, env=environment, capture_output=True, timeout=60, check=False)
+                    except subprocess.TimeoutExpired:
+                        on_line(f"error: the SuperLink was asked to stop run {number} and has not answered")
                 raise
         if not number:
             raise FedtailorError(
@@ -69,14 +72,13 @@ def submit(
 
 def obstacle(link: Link) -> str:
     """What stands in the way to a SuperLink, if anything does: to Flower's command all of it is unavailable."""
-    host, _, port = link.address.rpartition(":")
-    context = ssl.create_default_context(cafile=link.root_certificates)
+    context = link.trust()
     if link.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
-            socket.create_connection((host, int(port)), REACH_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=host),
+            socket.create_connection(link.place, REACH_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=link.place[0]),
         ):
             told = "it speaks TLS: instead of --insecure, name the certificate of its authority, --root-certificates"
             return told if link.insecure else ""

@@ -37,7 +37,10 @@ def look(path: Path) -> tuple[str, list[Panel]]:
     except FedtailorError:
         runs = []  # not begun
     if not runs:
-        there = RunFolder(path).devices()
+        try:
+            there = RunFolder(path).devices()
+        except FedtailorError as error:
+            return str(error), []
         words = f"{WAITING}; {connected_in_words(there)}" if there else WAITING
         return words, [devices_panel(there)] if there else []
     return "; ".join(map(_state, runs[:4])) + ("; ..." if len(runs) > 4 else ""), all_panels(runs)

@@ -34,6 +34,7 @@ from fedtailor.server.evaluation import calibrate, personal_network
 from fedtailor.server.inquiry import Inquiry
 from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint, Memories
+from fedtailor.storage.files import CLIENTS
 from fedtailor.storage.journal import CheckpointSettings, Journal
 from fedtailor.storage.run_folder import RunFolder
 from fedtailor.storage.sparse_file import save_sparse
@@ -179,6 +180,11 @@ class Run:
             raise FedtailorError(
                 f"client = {client}: with {self.method.name}, devices of one budget are given the same network; "
                 "expected a budget"
+            )
+        if self.setup.data.remote or (self.folder is not None and (self.folder / CLIENTS).is_file()):
+            raise FedtailorError(
+                f"client = {client}: of a run on Flower, a client's examples and what it keeps for itself lie on its "
+                "own device, and nobody else can build its network; expected a budget"
             )
         self._require_data(f"{self.method.name} needs, for networks of clients,")
         found = self.setup.clients(self.state.round).find(client)

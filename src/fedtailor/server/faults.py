@@ -24,6 +24,9 @@ FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged", FAILED})
 
 MOST_NAMED = 10  # clients in a sentence
 LONGEST_PAUSE = 300.0  # seconds between two tries of a round
+DESERTED_PAUSE = (
+    30.0  # at least, where nobody was there: a network that is lost comes back, and nodes join again
+)
 
 Strikes = Mapping[int, int]
 Clock = Callable[[], float]
@@ -155,9 +158,10 @@ def needed(tried: Try, clients_per_round: int, rules: EngineSettings) -> int:
     return math.ceil(round(min(clients_per_round, len(tried.tasks)) * rules.quorum, 6))
 
 
-def pause_before(retry: int, rules: EngineSettings) -> float:
-    """Seconds to wait before a retry, the first of which is number 1."""
-    return min(LONGEST_PAUSE, rules.pause * 2.0 ** min(retry - 1, 60))  # 2.0 ** 1024 is no float
+def pause_before(retry: int, rules: EngineSettings, *, deserted: bool = False) -> float:
+    """Seconds to wait before a retry, the first of which is number 1; ``deserted``: there was nobody to ask."""
+    first = max(rules.pause, DESERTED_PAUSE) if deserted else rules.pause
+    return min(LONGEST_PAUSE, first * 2.0 ** min(retry - 1, 60))  # 2.0 ** 1024 is no float
 
 
 def give_up(
@@ -174,8 +178,13 @@ def give_up(
         broken = nobody_got_through(what, [each for tried in tries for each in tried.refused], name_of)
         if broken is not None:
             return broken
+    if not last.tasks:
+        return QuorumError(
+            f"round {round + 1} has nobody to ask: of {len(tries)} tries the last found no client connected. "
+            f"The model is that of round {round}; see engine.retries and engine.pause"
+        )
     counted = Counter(each.reason for each in last.refused).most_common()
-    reasons = ", ".join(f"{count} x {reason}" for reason, count in counted) or "nobody was asked"
+    reasons = ", ".join(f"{count} x {reason}" for reason, count in counted)
     asked = {task.client.id for task in last.tasks}
     who = [name_of(client) for client in sorted({each.client for each in last.refused} & asked)]
     more = f" and {len(who) - MOST_NAMED} more" if len(who) > MOST_NAMED else ""

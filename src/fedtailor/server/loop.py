@@ -69,8 +69,7 @@ def run_rounds(
         started = time.monotonic()
         try:
             at = replace(at, state=method.begin(at.state, model))
-            clients = setup.clients(at.state.round)
-            tries, strikes = hold_round(setup, at, clients, timely)
+            tries, strikes, clients = hold_round(setup, at, timely)
             updates, best, evaluation = tries[-1].updates, at.best, None
             merged = method.merge(at.state, updates, model)
         except Exception:
@@ -121,20 +120,25 @@ class Late:
 
 
 def hold_round(
-    setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Engine
-) -> tuple[list[Try], dict[int, int]]:
-    """Ask clients until enough of them have answered: all tries, the last of which counts, and the new strikes.
+    setup: Setup, at: Checkpoint, engine: Engine
+) -> tuple[list[Try], dict[int, int], Sequence[Client]]:
+    """Ask clients until enough have answered: all tries, of which the last counts, the new strikes, who was there.
 
     What decides is derived from the round and the number of the try, so a round that is redone goes the same way.
+    Where clients come and go, every try looks who is there; one that finds nobody has failed.
     """
     method, model, seeds = setup.method, setup.model, setup.seeds
     state, rules, count = at.state, setup.settings.engine, setup.settings.clients_per_round
     tries: list[Try] = []
     strikes = dict(at.strikes)
-    willing = method.participants(state, clients, model)
     while len(tries) <= rules.retries:
         if tries:
-            time.sleep(faults.pause_before(len(tries), rules))
+            time.sleep(faults.pause_before(len(tries), rules, deserted=not tries[-1].tasks))
+        clients = setup.clients(state.round)
+        if setup.roster is not None and not clients:
+            tries.append(Try([], [], []))
+            continue
+        willing = method.participants(state, clients, model)
         without = faults.resting(strikes, rules)
         size, retry = faults.cohort_size(count, rules), len(tries)
         cohort = sample(willing, size, state.round, seeds, without=without, retry=retry)
@@ -146,7 +150,7 @@ def hold_round(
         strikes = faults.with_strikes(strikes, cohort, refused)
         tries.append(Try(tasks, updates, refused))
         if faults.enough(tries[-1], count, rules):
-            return tries, strikes
+            return tries, strikes, clients
     raise faults.give_up(state.round, tries, count, rules, setup.data.client_name)
 
 

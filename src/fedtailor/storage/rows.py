@@ -127,6 +127,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
@@ -137,6 +141,11 @@ def _are_texts(value: Any) -> bool:
 
 def _is_table_of(fits: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _is_of_clients(value: Any) -> bool:
+    """Counts of clients, by their numbers."""
+    return _is_table_of(_counts)(value) and all(client.isdecimal() for client in value)
 
 
 def _is_covered(value: Any) -> bool:
@@ -163,6 +172,34 @@ def is_setup(found: Row) -> bool:
         and all(tables)
         and _is_table_of(_is_count)(found.get("groups", {}))
         and _is_table_of(_is_layer)(found.get("layers", {}))
+    )
+
+
+def is_devices(found: Row) -> bool:
+    """Whether a table is what ``devices.json`` holds."""
+    return (
+        isinstance(found.get("when"), str)
+        and isinstance(found.get("clients"), list)
+        and all(map(_is_device, found["clients"]))
+        and _is_table_of(_has_traffic)(found.get("tiers"))
+        and _is_table_of(_is_text)(found.get("refused"))
+    )
+
+
+def _is_device(row: Any) -> bool:
+    texts, counts = ("name", "tier", "limits"), ("client", "examples")
+    return (
+        _has_traffic(row)
+        and all(_is_text(row.get(key)) for key in texts)
+        and all(_is_count(row.get(key)) for key in counts)
+        and isinstance(row.get("connected"), bool)
+        and _or_none(_is_text)(row.get("last_answer"))
+    )
+
+
+def _has_traffic(row: Any) -> bool:
+    return isinstance(row, dict) and all(
+        _is_count(row.get(key)) for key in ("asked", "answered", "down", "up")
     )
 
 
@@ -198,7 +235,8 @@ FORMS: dict[str, Check] = {
     **dict.fromkeys(("round", "clients", "merged", "abandoned", "resting", "too_small", "measured_on"), _is_count),
     **dict.fromkeys(("bytes_down", "bytes_up", "macs"), _is_count),
     **dict.fromkeys(("refused", "measuring"), _counts),
-    **dict.fromkeys(("refused_by", "by_tier", "deployed"), _is_table_of(_counts)),
+    **dict.fromkeys(("by_tier", "deployed"), _is_table_of(_counts)),
+    "refused_by": _is_of_clients,
     "train_loss": _is_number,
     "best_round": _or_none(_is_count),
     "tiers": _scores,

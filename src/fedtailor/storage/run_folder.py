@@ -33,6 +33,7 @@ from fedtailor.storage.rows import (
     as_text,
     covered_by_round,
     events_by_round,
+    is_devices,
     is_setup,
     parsed,
     record_of,
@@ -124,7 +125,10 @@ class RunFolder:
 
     def devices(self) -> Row:
         """Who is there, of a run on other machines; nothing of any other."""
-        return self._values(DEVICES)
+        found = self._values(DEVICES)
+        if found and not is_devices(found):
+            raise CorruptError(f"{self.path / DEVICES} is damaged: expected who is there and what they spent")
+        return found
 
     def _values(self, name: str) -> Row:
         return table_in(self.path / name)

@@ -14,8 +14,10 @@ from typing import Any
 from fedtailor.client.evaluate import Score, mean_score
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.answers import LARGEST_METRIC
 from fedtailor.engines.flower.frames import patch_head
 from fedtailor.engines.flower.post import Failed, Head, Parcel
+from fedtailor.errors import one_line
 from fedtailor.fleet.roster import Roster
 from fedtailor.storage.wire import DecodeError
 
@@ -73,7 +75,7 @@ class Choice:
         for client, networks in self.of_node[node].items():
             try:
                 if not isinstance(said, dict) or str(client) not in said:
-                    raise DecodeError(problem[:500])
+                    raise DecodeError(one_line(problem))
                 self.found[client] = self._read(said[str(client)], client, networks, model)
             except DecodeError as error:
                 refused[client] = str(error)
@@ -84,11 +86,14 @@ class Choice:
         names = {"loss", *model.objective.metrics}
         if not isinstance(said, list) or len(said) != len(networks):
             raise DecodeError(f"scores {len(networks)} networks with {said!r:.80}")
-        for values in said:
-            numbers = values.values() if isinstance(values, dict) and set(values) == names else ["none"]
-            if any(isinstance(each, bool) or not isinstance(each, int | float) for each in numbers):
+        found = {}
+        for network, values in zip(networks, said, strict=True):
+            numbers = values if isinstance(values, dict) and set(values) == names else {}
+            fine = bool(numbers) and all(map(_is_score, numbers.values()))
+            if not fine:
                 raise DecodeError(f"{values!r:.80}: expected numbers for {', '.join(sorted(names))}")
-        return {n: (self.kept[client], dict(values)) for n, values in zip(networks, said, strict=True)}
+            found[network] = self.kept[client], {name: float(value) for name, value in numbers.items()}
+        return found
 
     def scores(self, model: ElasticModel) -> list[dict[str, float]]:
         """Loss and metrics of each network; one client's NaN spoils nothing, as long as others have numbers."""
@@ -101,6 +106,13 @@ class Choice:
             finite = [score for score in found if all(map(math.isfinite, score[1].values()))]
             together.append(mean_score(finite or found) if found else nothing)
         return together
+
+
+def _is_score(value: object) -> bool:
+    """A number that a mean can be taken of, or NaN, which is left out of it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value != value or -LARGEST_METRIC <= value <= LARGEST_METRIC
 
 
 def _framed(patch: Patch) -> Framed:

@@ -19,7 +19,7 @@ from fedtailor.engines.flower.frames import answer_from, state_key, task_head
 from fedtailor.engines.flower.ledger import Ledger
 from fedtailor.engines.flower.post import Failed, Head, Parcel, Post
 from fedtailor.engines.protocol import Answer
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, one_line
 from fedtailor.fleet.roster import Profile, Roster
 from fedtailor.messages import Measure, Refused, Task
 from fedtailor.steps import WAITING, step
@@ -32,6 +32,7 @@ AGAIN = (
     15.0  # seconds after which a node that was refused is asked again: it may be a device that was restarted
 )
 VERSION = 1  # of what heads look like
+MOST_PARTS = 10**6  # of a split: the server counts all of them
 Event = Callable[[str, Mapping[str, object]], None]
 
 
@@ -86,16 +87,23 @@ class FlowerEngine:
         self.again = {node: due for node, due in self.again.items() if node not in new}
         self.met |= new.keys()
 
-    def _refuse(self, node: int, reason: str) -> None:
-        self.refused[node], self.again[node] = reason, time.monotonic() + AGAIN
-        self.note("node refused", {"node": str(node), "reason": reason})
+    def _refuse(self, node: int, reason: str, client: str | None = None) -> None:
+        """Note why a node, or one of its clients, is not taken in; it is asked again: people mend their devices."""
+        self.again[node] = time.monotonic() + AGAIN
+        reason = one_line(reason)
+        if self.refused.get(node) != reason:
+            of_client = {} if client is None else {"client": client}
+            what = "node refused" if client is None else "client refused"
+            self.note(what, {"node": str(node), **of_client, "reason": reason})
+        self.refused[node] = reason
 
     def _introduce(self, node: int, head: Head) -> None:
         """Take in those that a node says it answers for; what cannot be true is refused, with everyone beside it."""
+        split = self.roster.split
         try:
             said = head.get("clients")
             if head.get("error") or not isinstance(said, list):
-                raise FedtailorError(str(head.get("error") or "names no clients")[:500])
+                raise FedtailorError(str(head.get("error") or "names no clients"))
             if head.get("model") not in (None, state_key(self.model)):
                 raise FedtailorError("builds another model than the server: is its code of the same version?")
             profiles = [Profile.of(each) for each in said]
@@ -103,33 +111,44 @@ class FlowerEngine:
         except FedtailorError as error:
             self._refuse(node, str(error))
             return
-        for profile in profiles:
-            try:
-                self._check_home(profile.name, node)
-                self.check(profile)
-                client = self.roster.join(profile)
-            except FedtailorError as error:
-                self.refused[node] = str(error)
-                self.note("client refused", {"node": str(node), "client": profile.name, "reason": str(error)})
-                continue
-            if self.homes.get(client) != node:
-                self.note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
-            self.homes[client] = node
+        here = {
+            client for client in (self._take(node, profile) for profile in profiles) if client is not None
+        }
+        if not self.roster.numbers:
+            self.roster.split = split  # nobody has joined: the next node decides
+        if len(here) == len(profiles):
             self.refused.pop(node, None)
+        for client in [each for each, home in self.homes.items() if home == node and each not in here]:
+            self._gone(client)  # under another name now, or with limits that nothing fits
+
+    def _take(self, node: int, profile: Profile) -> int | None:
+        """The number of a client of a node, if it may join."""
+        try:
+            self._check_home(profile.name, node)
+            self.check(profile)
+            client = self.roster.join(profile)
+        except FedtailorError as error:
+            self._refuse(node, str(error), profile.name)
+            return None
+        if self.homes.get(client) != node:
+            self.note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
+        self.homes[client] = node
+        return client
 
     def _check_home(self, name: str, node: int) -> None:
         """Nobody answers for a client of another node, as long as that one is there."""
         home = self.homes.get(self.roster.numbers.get(name, -1), node)
         if home != node:
-            self.again[node] = time.monotonic() + AGAIN
             raise FedtailorError(f"client {name} belongs to node {home}, which is connected")
 
     def _settle(self, parts: object) -> None:
         """The first node to join says whether clients are parts of a split, and of how many; the others agree."""
-        fine = parts is None or (isinstance(parts, int) and not isinstance(parts, bool) and parts > 0)
-        if not fine or (len(self.roster) and parts != self.roster.split):
+        whole = isinstance(parts, int) and not isinstance(parts, bool) and 0 < parts <= MOST_PARTS
+        if not (whole or parts is None) or (len(self.roster) and parts != self.roster.split):
             raise FedtailorError(
-                f"holds a part of {parts}: expected one of {self.roster.split}, like the others"
+                f"holds a part of {parts!r:.80}: expected one of {self.roster.split}, like the others"
+                if len(self.roster)
+                else f"parts = {parts!r:.80}: expected a whole number from 1 to {MOST_PARTS:,}"
             )
         if isinstance(parts, int):
             self.roster.split = parts
@@ -281,7 +300,7 @@ class FlowerEngine:
             answer = Parcel({"error": answer.reason})
         else:
             self.ledger.heard(list(tasks), answer)
-        problem, said = str(answer.head.get("error") or ""), answer.head.get("answers")
+        problem, said = one_line(str(answer.head.get("error") or "")), answer.head.get("answers")
         for head in said if isinstance(said, list) else []:
             try:
                 found = answer_from(head, answer.pieces, tasks, self.model)

@@ -17,6 +17,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.post import Head
 from fedtailor.engines.protocol import Answer
 from fedtailor.engines.values import masked_cut, task_of, task_value
+from fedtailor.errors import one_line
 from fedtailor.messages import Refused, Task, Update, kept_elsewhere, version_of
 from fedtailor.storage.fingerprint import shapes
 from fedtailor.storage.patch_frames import LeasedFrame, decode_patch, encode_levels, encode_patch
@@ -95,7 +96,9 @@ def answer_from(
 def _answer(head: Any, pieces: Mapping[str, bytes], tasks: Mapping[int, Task], model: ElasticModel) -> Answer:
     if "refused" in head:
         client, _, reason, detail = head["refused"]
-        return Refused(client, _asked(client, tasks).round, str(reason)[:40], str(detail)[:2000])
+        return Refused(
+            client, _asked(client, tasks).round, one_line(str(reason), 40), one_line(str(detail), 2000)
+        )
     client, round, base = (_whole(number) for number in head["update"])
     task, weight = _asked(client, tasks), float(head["weight"])
     metrics = {str(name): float(value) for name, value in head["metrics"].items()}

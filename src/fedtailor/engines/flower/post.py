@@ -17,7 +17,10 @@ from fedtailor.storage.wire import DecodeError
 
 HEAD, PIECES, TEXT = "fedtailor", "pieces", "head"
 FRAME = "fedtailor-frame"  # how the bytes of an array are to be read
-LARGEST_HEAD = 2**24
+LARGEST_HEAD, DEEPEST_HEAD = (
+    2**24,
+    32,
+)  # bytes; tables and lists in one another: more would end in a RecursionError
 MARGIN = 60.0  # seconds that a message outlives the wait for it
 Head = dict[str, Any]
 
@@ -66,14 +69,23 @@ def parcel_of(content: Any) -> Parcel:
         raise DecodeError("a message of another app, or of another version of fedtailor")
     try:
         head = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DecodeError(f"the head of a message is no JSON: {error}") from None
-    if not isinstance(head, dict):
-        raise DecodeError("the head of a message is no table")
+    if not isinstance(head, dict) or _is_deep(head):
+        raise DecodeError(f"the head of a message is no table, or nested more than {DEEPEST_HEAD} times")
     pieces = arrays.get(PIECES, {})
     if any(array.stype != FRAME or not isinstance(array.data, bytes) for array in pieces.values()):
         raise DecodeError("a piece of a message is no frame")
     return Parcel(head, {name: array.data for name, array in pieces.items()})
+
+
+def _is_deep(value: Head) -> bool:
+    """Whether tables and lists lie in one another more often than any of ours."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST_HEAD):
+        inner = (each for table in level for each in (table.values() if isinstance(table, dict) else table))
+        level = [each for each in inner if isinstance(each, dict | list)]
+    return bool(level)
 
 
 class Post:
