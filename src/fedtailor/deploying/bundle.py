@@ -19,6 +19,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import CorruptError, FedtailorError, require
 from fedtailor.run.result import Run
 from fedtailor.storage.files import PART, disk_errors, replace_file, sync_folder
+from fedtailor.storage.rows import table_in
 from fedtailor.storage.run_folder import RunFolder
 
 FORMAT = "fedtailor-bundle-1"
@@ -75,11 +76,8 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / MANIFEST
     if not file.is_file():
         raise FedtailorError(f"{folder}: no {MANIFEST} there; expected a bundle of fedtailor deploy")
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CorruptError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    found = table_in(file)
+    if found.get("format") != FORMAT:
         raise CorruptError(f"{file}: expected the manifest of a bundle, format {FORMAT!r}")
     return found
 

@@ -24,7 +24,7 @@ from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.engine import FlowerEngine
 from fedtailor.engines.flower.post import Post
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import CorruptError, FedtailorError
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.fleet.roster import Profile, Roster, placed
 from fedtailor.flower.remote import RemoteData
@@ -38,6 +38,7 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.setup import Setup
 from fedtailor.storage.files import CLIENTS, DEVICES, replace_file
 from fedtailor.storage.journal import Journal
+from fedtailor.storage.rows import table_in
 from fedtailor.storage.run_folder import CONFIG
 
 LOOKS = 2.0  # seconds between two looks of somebody who watches
@@ -92,7 +93,12 @@ class Shown:
     def __init__(self, file: Path, engine: FlowerEngine) -> None:
         self.file, self.engine, self.due = file, engine, 0.0
         if file.is_file():
-            engine.ledger.go_on(json.loads(file.read_text(encoding="utf-8")))
+            try:
+                engine.ledger.go_on(table_in(file))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise CorruptError(
+                    f"{file} is damaged: expected what was sent and received; without this file it is counted anew"
+                ) from error
 
     def __call__(self, now: bool = False) -> None:
         """Write it, if it is time."""
@@ -155,7 +161,11 @@ def _known(folder: Path) -> dict[str, Any]:
         raise FedtailorError(
             f"{folder}: no {CLIENTS} there, so it is no run on Flower; `fedtailor resume` goes on with it"
         )
-    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    known = table_in(file)
+    numbers = known.get("clients")
+    fine = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
+    if not fine or not isinstance(known.get("run"), str) or "parts" not in known:
+        raise CorruptError(f"{file} is damaged: expected the number of every client")
     return known
 
 
