@@ -312,7 +312,7 @@ def fuzz(kind: str, count: int, seconds: float, seed: int) -> tuple[int, int, di
                 refused += 1
             except Exception as error:  # noqa: BLE001  (whatever else comes is what is looked for)
                 last = traceback.extract_tb(error.__traceback__)[-1]
-                where = f"{kind}, seed {seed}, number {number}: {data[:300]!r}\n{traceback.format_exc()}"
+                where = f"{kind}, seed {seed}, number {number}: {data[:300]!r}\n{traceback.format_exc(-6)}"
                 problems.setdefault(f"{type(error).__name__} in {last.name}, line {last.lineno}", where)
     return count, refused, problems
 
