@@ -16,7 +16,7 @@ from fedtailor.errors import CorruptError
 from fedtailor.record import Covered, RoundRecord, Row, headline
 
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
-LARGEST_LAYER = 2**32  # pairs of outputs and inputs
+LARGEST_LAYER = 2**30  # pairs of outputs and inputs
 LARGEST_FILE = 2**30  # bytes of a table that is read at once
 
 Check = Callable[[Any], bool]
