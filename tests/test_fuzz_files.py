@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from fedtailor.config import load_config
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.deploying.bundle import MANIFEST, read_manifest
 from fedtailor.errors import FedtailorError
@@ -20,6 +21,7 @@ from fedtailor.flower.device_file import read_device
 from fedtailor.flower.server import _known
 from fedtailor.report.folders import read_runs
 from fedtailor.report.panels.all_panels import all_panels
+from fedtailor.run.interface import run_config
 from fedtailor.storage.files import CLIENTS
 from fedtailor.storage.sparse_file import FORMAT, load_sparse
 
@@ -81,6 +83,10 @@ def written(name: str, text: str, read: Callable[[Path], object]) -> Callable[[P
     return look
 
 
+def run_of(file: Path) -> object:
+    return run_config(load_config(file), file.parent / "run", on_notice=lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("look", "words"),
     [
@@ -88,6 +94,8 @@ def written(name: str, text: str, read: Callable[[Path], object]) -> Callable[[P
         (report_of(replaced("coverage.jsonl", b'"channels"', b'"chann3ls"')), "does not fit its setup"),
         (report_of(replaced("setup.json", b'"groups": {"conv1"', b'"groups": {"conv2"')), "does not fit its setup"),
         (report_of(replaced("setup.json", b'"length": 4', b'"length": 4000000000')), "setup.json is damaged"),
+        (written("x.toml", f'[data]\ndataset = "{"9" * 400}"', run_of), "unknown dataset"),
+        (written("x.toml", f'[data]\ndataset = "{"9" * 400}.csv"', run_of), "no such file or folder"),
         (sparse_file, "ties name tensors that are not there"),
         (encrypted_archive, "cannot be read as .npz"),
         (written(MANIFEST, DEEP, lambda file: read_manifest(file.parent)), "cannot be read"),

@@ -25,7 +25,7 @@ from fedtailor.messages import Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method
 
-CLIENTS, COHORT, ROUNDS, CLASSES = 16, 6, 24, 4
+CLIENTS, COHORT, ROUNDS, CLASSES = 16, 6, 10, 4
 DEADLINE = 8.0  # seconds: what a slow client costs a round
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {},
