@@ -316,11 +316,11 @@ def main() -> int:
     options.add_argument(
         "--seed", type=int, default=None, help="of all runs; without it a new one, which is printed"
     )
-    options.add_argument("--only", type=int, default=None, help="the run of this number alone")
+    options.add_argument("--first", type=int, default=0, help="the number of the first run")
     chosen = options.parse_args()
     seed = random.randrange(10**6) if chosen.seed is None else chosen.seed
     found: dict[str, list[tuple[Counter[str], str]]] = {}
-    end, number = time.monotonic() + 60 * chosen.minutes, chosen.only or 0
+    end, number = time.monotonic() + 60 * chosen.minutes, chosen.first
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         disk = small_disk(Path(name))
         print(f"seed {seed}; a full disk is {'a tmpfs' if disk.mounted else 'RLIMIT_FSIZE'}", flush=True)
@@ -335,8 +335,6 @@ def main() -> int:
                 f"{number:3} {method:18}{time.monotonic() - begin:6.1f} s  {state}  ({troubles})", flush=True
             )
             number += 1
-            if chosen.only is not None:
-                break
         if disk.mounted:
             subprocess.run(["umount", str(disk.folder)], check=True)
     print(table(found))
