@@ -1,6 +1,8 @@
 # make demo   install and run the main job on embedded data (about a minute after installation)
 # make test   install what the tests need and run them; COVERAGE=1 measures coverage, which takes half as long again
 # make test-browser   the report in headless Chromium; says how to get one where there is none
+# make test-soak   twenty minutes of kills, full disks and clients that raise, lie and dawdle; MINUTES=2 is a short one
+# make fuzz   a million mutated files for everything that is read; TOTAL=20000 is a short one
 # make docs   the documentation as a site: site/index.html
 # make lint   ruff and mypy
 
@@ -12,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Runs and tests start many processes: without bytecode each of them compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-slow test-browser lint format clean
+.PHONY: demo docs test test-slow test-soak fuzz test-browser lint format clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +37,12 @@ $(VENV)/.deploy: $(VENV)/.development
 
 test-slow: $(VENV)/.deploy
 	$(BIN)/python -m pytest -m slow
+
+test-soak: $(VENV)/.development
+	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),20)
+
+fuzz: $(VENV)/.development
+	$(BIN)/python tools/fuzz_files.py --total $(or $(TOTAL),1000000)
 
 $(VENV)/.browser: $(VENV)/.development
 	$(PIP) --editable '.[browser]'

@@ -12,10 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from fedtailor.report.accounting import Reached, best, course_of, to_reach
-from fedtailor.storage import generations
-from fedtailor.storage.checkpoint import decode_checkpoint
-from fedtailor.storage.run_folder import CHECKPOINTS, RunFolder
+from fedtailor.storage.run_folder import RunFolder
+from fedtailor.storage.saved import read_end
 from reproduce.shared.figures import accuracies, ending, percent
 from reproduce.shared.papers import Experiment, Paper
 from reproduce.shared.results import Result
@@ -59,7 +60,7 @@ def alignment(folder: RunFolder) -> Result:
     cosines = [each["cosine"] for each in told if "cosine" in each]
     if not cosines:
         return {}
-    end = decode_checkpoint(generations.newest(folder.path / CHECKPOINTS).generation.payload)
+    end, _ = read_end(folder.path, torch.device("cpu"))
     kept = [end.memory_of(client)[1]["probabilities"] for client in end.memories]
     return {
         "alignment": {

@@ -297,15 +297,15 @@ def anchored_value(key: str, value: Any, folder: Path) -> Any:
         file, _, name = value.partition(".py:")
         return f"{_whole(f'{file}.py', folder)}:{name}"
     own = key == "data.dataset" and value not in dataset_names()
-    is_path = own and (looks_like_path(value) or (folder / value).is_dir())
+    is_path = own and (looks_like_path(value) or os.path.isdir(folder / value))
     return _whole(value, folder) if is_path or key == "model.weights" else value
 
 
 def _whole(path: str, folder: Path) -> str:
     """The path seen from ``folder``, if that is where it leads; else, if it leads somewhere from here, as it is."""
-    given = Path(path).expanduser()
-    beside = folder / given
-    return path if not beside.exists() and given.exists() else os.path.abspath(beside)
+    given = os.path.expanduser(path)
+    beside = os.path.join(folder, given)
+    return path if not os.path.exists(beside) and os.path.exists(given) else os.path.abspath(beside)
 
 
 def _names_a_folder(name: str) -> bool:

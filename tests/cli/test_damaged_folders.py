@@ -24,9 +24,9 @@ class Cut(BaseException):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> tuple[Path, Path]:
-    """A run of four rounds, and the same run cut off after three."""
+    """A run of four rounds whose clients keep something, and the same run cut off after three."""
     place = tmp_path_factory.mktemp("runs")
-    config = load_config(small_config(place, rounds=ROUNDS), ["checkpoint.keep=3"])
+    config = load_config(small_config(place, rounds=ROUNDS), ["checkpoint.keep=3", "method.name=flado"])
 
     def stop(record):
         if record.round == ROUNDS - 1:

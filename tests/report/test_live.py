@@ -18,6 +18,10 @@ from synthetic_runs import write_run
 
 
 def ask(server: Server, path: str, **headers: str) -> http.client.HTTPResponse:
+    return answered(server, f"/{server.token}{path}", **headers)
+
+
+def answered(server: Server, path: str, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(LOOPBACK, server.server_port, timeout=60)
     connection.request(
         "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
@@ -50,6 +54,33 @@ def test_only_this_machine_and_only_these_addresses(tmp_path):
         assert ask(server, "/metrics.jsonl").status == 404
 
 
+def test_without_the_token_of_the_printed_address_nothing_is_told(tmp_path, capfd):
+    """Other users of the machine reach the port too."""
+    write_run(tmp_path / "run", "fjord", 0.9, 1, rounds=3, finished=False)
+    with watching(tmp_path / "run") as server, watching(tmp_path / "run") as other:
+        assert server.url == f"http://{LOOPBACK}:{server.server_port}/{server.token}/"
+        assert len(server.token) >= 20
+        assert server.token != other.token
+        for path in (
+            "/",
+            "/data.json",
+            f"/{other.token}/data.json",
+            f"/{server.token[:-1]}/",
+            "//",
+            f"/{server.token}",
+        ):
+            answer = answered(server, path)
+            assert (answer.status, answer.body) == (403, live.NO_TOKEN), path
+        page = answered(server, f"/{server.token}/")
+        assert page.status == 200
+        assert server.token.encode() not in page.body
+        assert page.headers["Referrer-Policy"] == "no-referrer"
+    shown = capfd.readouterr()
+    assert server.token not in shown.out + shown.err
+    files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    assert not any(server.token.encode() in each for each in files)
+
+
 def test_a_half_written_line_is_not_shown(tmp_path):
     run = write_run(tmp_path / "run", "fjord", 0.9, 1, rounds=3, finished=False)
     with (run / "metrics.jsonl").open("a") as file:
@@ -77,7 +108,7 @@ def test_connections_are_limited_and_who_hangs_up_leaves_no_trace(tmp_path, capf
         assert [each.recv(1) for each in idle] == [b"", b""]  # closed, because they said nothing
         rude = socket.create_connection(address)
         rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        rude.sendall(b"GET /data.json HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
+        rude.sendall(f"GET /{server.token}/data.json HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n".encode())
         rude.close()
         assert until(lambda: server._slots._value == 2)  # every place was given back
         for each in (*idle, late):

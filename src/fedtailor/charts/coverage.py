@@ -19,6 +19,7 @@ from fedtailor.elasticity.cutting.encoding import cut_from
 from fedtailor.elasticity.cutting.names import plain, tagged
 from fedtailor.elasticity.cutting.patch import kept_positions
 from fedtailor.elasticity.groups import Axis, Extent
+from fedtailor.errors import CorruptError
 
 Counts = NDArray[np.int64]  # (outputs, inputs) of one weight
 
@@ -28,6 +29,13 @@ BINS = 12  # cells of a map along each axis, at most
 
 def coverage(run: ReportedRun, after: int = 0, until: int | None = None) -> dict[str, Counts]:
     """For every weight: how often each of its (output, input) pairs was trained, over clients and these rounds."""
+    try:
+        return _counted(run, after, until)
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # two files, and one may be damaged
+        raise CorruptError(f"{run.folder}: the coverage of its rounds does not fit its setup") from error
+
+
+def _counted(run: ReportedRun, after: int, until: int | None) -> dict[str, Counts]:
     layers: Mapping[str, Sequence[Mapping[str, Any]]] = run.setup.get("layers", {})
     unit_counts: Mapping[str, int] = run.setup.get("groups", {})
     counts: dict[str, Counts] = {}

@@ -166,7 +166,7 @@ def _name(config: Path, overrides: list[str]) -> str | None:
     """The run's name as far as it can be told without PyTorch; what is wrong with the config is said later."""
     try:
         name = tomllib.loads(config.read_text(encoding="utf-8")).get("name", "run")
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     for override in overrides:
         key, _, value = override.partition("=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,12 +37,12 @@ READ_AS = "read_as"  # the option that says what a file is, where its columns do
 
 def looks_like_path(name: str) -> bool:
     """Whether the name of a data set means a file or folder."""
-    return "/" in name or "\\" in name or Path(name).suffix in ENDINGS_OF_FILES or Path(name).is_dir()
+    return "/" in name or "\\" in name or Path(name).suffix in ENDINGS_OF_FILES or os.path.isdir(name)
 
 
 def read_own(path: Path, **options: Any) -> Dataset:
     """The user's data at a path: a file (``ENDINGS_OF_FILES``) or a folder of images."""
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))
     kinds = _kinds(path)
     wanted = options.pop(READ_AS, None)
     if wanted is not None and wanted not in kinds:
@@ -55,11 +56,11 @@ def read_own(path: Path, **options: Any) -> Dataset:
 
 def _kinds(path: Path) -> dict[str, Callable[..., Dataset]]:
     """What a file of this ending may hold, by the names of ``read_as``."""
-    if path.is_dir():
+    if os.path.isdir(path):  # of os: names that no file system has are no folders, instead of an error
         return {"images": read_image_folder}
-    if not path.exists():
+    if not os.path.exists(path):
         whole = path.absolute()
-        there = next(folder for folder in whole.parents if folder.exists())
+        there = next(folder for folder in whole.parents if os.path.exists(folder))
         missing = whole.relative_to(there).parts[0]
         raise FedtailorError(f"data set {path}: there is no such file or folder; {there} has no {missing!r}")
     if path.suffix not in ENDINGS_OF_FILES:

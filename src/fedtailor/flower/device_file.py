@@ -65,7 +65,7 @@ def read_device(path: Path) -> Table:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FedtailorError(f"{path}: cannot be read ({error.strerror}); bench-device writes one") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FedtailorError(f"{path}: not valid TOML: {error}") from error
     for key in table:
         if key not in (*KEYS, MEASURED):

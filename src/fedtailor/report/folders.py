@@ -68,11 +68,11 @@ def _reported(folder: Path, named: Mapping[str, Any]) -> ReportedRun:
     run = RunFolder(folder)
     setup = run.setup()
     config = table_in(folder / CONFIG, tomllib.loads) or setup.get(SETTINGS, {})
-    method = config.get("method", {})
+    method, seed = config.get("method", {}), config.get("seed", 0)
     return ReportedRun(
         variant=named.get("variant", named.get("label", "")),  # plans of earlier versions: label
         setting=", ".join(f"{key}={value}" for key, value in named.get("cell", {}).items()),
-        seed=config.get("seed", 0),
+        seed=seed if isinstance(seed, int) else 0,
         # earlier versions did not say
         method=str(method.get("name", "own method")) if isinstance(method, dict) else "own method",
         state=run.state,

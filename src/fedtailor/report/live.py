@@ -1,11 +1,14 @@
 """A page that follows a run, served on this machine only and made from the run folder alone.
 
-The run knows nothing of it: a finished or crashed run is shown in the same way.
+The run knows nothing of it: a finished or crashed run is shown in the same way. Its address carries a token, because
+other users of the machine reach the same ports.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import secrets
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,6 +30,7 @@ from fedtailor.storage.run_folder import RunFolder
 LOOPBACK = "127.0.0.1"
 MOST_CONNECTIONS = 32  # at once: a browser opens six
 IDLE_SECONDS = 30  # after which one that says nothing is closed
+NO_TOKEN = b"This page opens at the whole address that fedtailor has printed, with the token in it."
 WAITING = "waiting for the first round"
 
 
@@ -61,14 +65,19 @@ class _Handler(BaseHTTPRequestHandler):
         """Two addresses: the page, and its data."""
         # A page of another site that had its name point here would send its own name.
         host = self.headers.get("Host", "").rpartition(":")[0]
+        start = f"/{self.server.token}/"
+        known = hmac.compare_digest(self.path[: len(start)].encode(), start.encode())
+        name = self.path[len(start) :]
         if host not in (LOOPBACK, "localhost"):
             self._send(403, "text/plain", b"only for this machine")
-        elif self.path == "/":
+        elif not known:
+            self._send(403, "text/plain", NO_TOKEN)
+        elif name == "":
             state, panels = look(self.server.path)
             title = f"{self.server.path.resolve().name} (live)"
             text = page(title, panels or [Panel("waiting", "Nothing yet", state)], live=True)
             self._send(200, "text/html; charset=utf-8", text.encode())
-        elif self.path == "/data.json":
+        elif name == "data.json":
             self._send_data()
         else:
             self._send(404, "text/plain", b"not here")
@@ -87,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, code: int, kind: str, body: bytes, tag: str = "") -> None:
         self.send_response(code)
         headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+        headers["Referrer-Policy"] = "no-referrer"  # a link on the page must not hand the token on
         for name, value in {**headers, **({"ETag": tag} if tag else {})}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -104,6 +114,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, path: Path, port: int) -> None:
         require_charts()
         self.path = path
+        self.token = secrets.token_urlsafe(16)
         self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
             super().__init__((LOOPBACK, port), _Handler)
@@ -132,7 +143,7 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where to look."""
-        return f"http://{LOOPBACK}:{self.server_port}/"
+        return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.fingerprint import Fingerprint
-from fedtailor.storage.journal import read_end
 from fedtailor.storage.rows import table_in
 from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT
+from fedtailor.storage.saved import read_end
 
 
 @dataclass(frozen=True)

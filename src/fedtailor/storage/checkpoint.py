@@ -56,9 +56,14 @@ class Checkpoint:
                     **memories.get(update.client, {}),
                     self.state.round: settled(update.memory, "update.memory", MEMORY_DEPTH),
                 }
-                memories[update.client] = {round: kept[round] for round in sorted(kept)[-REMEMBERED_ROUNDS:]}
+                memories[update.client] = newest_rounds(kept)
         strikes = self.strikes if strikes is None else strikes
         return replace(self, state=settle(state), memories=memories, best=best, strikes=strikes)
+
+
+def newest_rounds(kept: Mapping[int, Memory]) -> dict[int, Memory]:
+    """What stays of all that a client ever kept."""
+    return {round: kept[round] for round in sorted(kept)[-REMEMBERED_ROUNDS:]}
 
 
 def settle(state: ServerState) -> ServerState:
@@ -75,7 +80,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> list[Buffer]:
             "round": state.round,
             "weights": dict(state.weights),
             "memory": dict(state.memory),
-            "memories": {client: dict(kept) for client, kept in checkpoint.memories.items()},
+            "memories": {client: dict(kept) for client, kept in sorted(checkpoint.memories.items())},
             "best": None if best is None else [best.round, best.value, best.since],
             "strikes": dict(checkpoint.strikes),
         }

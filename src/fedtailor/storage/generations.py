@@ -22,7 +22,8 @@ from typing import Any
 from fedtailor.errors import CorruptError
 from fedtailor.storage.files import PART, Buffer, disk_errors, remove_file, replace_file
 
-MAGIC = b"fedtgen\x01"  # the last byte is the version
+MAGIC = b"fedtgen\x02"  # the last byte is the version
+READABLE = (MAGIC, b"fedtgen\x01")  # the first version had clients' memories in every checkpoint
 SUFFIX = ".checkpoint"
 SPARE = f"spare{PART}"  # the room of a generation that is no longer kept: the next one is written into it
 DIGEST = 32  # bytes of a sha256
@@ -51,18 +52,18 @@ class Found:
     refused: tuple[str, ...]
 
 
-def place_of(folder: Path, round: int) -> Path:
-    """The file of a round's generation."""
-    return folder / f"{round:08d}{SUFFIX}"
+def place_of(folder: Path, round: int, suffix: str = SUFFIX) -> Path:
+    """The file of a round's generation; ``suffix``: of what else is kept by round, in the same form."""
+    return folder / f"{round:08d}{suffix}"
 
 
-def saved_rounds(folder: Path) -> list[int]:
+def saved_rounds(folder: Path, suffix: str = SUFFIX) -> list[int]:
     """The rounds that have a file, oldest first; whether the files are good is not looked at."""
-    names = (path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}"))
+    names = (path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def save(folder: Path, header: Mapping[str, Any], payload: Sequence[Buffer]) -> str:
+def save(folder: Path, header: Mapping[str, Any], payload: Sequence[Buffer], suffix: str = SUFFIX) -> str:
     """Add the generation of ``header["round"]``; returns its digest."""
     size = sum(memoryview(chunk).nbytes for chunk in payload)
     text = json.dumps({**header, "size": size}, sort_keys=True).encode()
@@ -70,8 +71,9 @@ def save(folder: Path, header: Mapping[str, Any], payload: Sequence[Buffer]) -> 
     # Hashing takes about as long as the disk does: they run side by side.
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(_digest, chunks)
-        place = place_of(folder, header["round"])
-        replace_file(place, chunks, seal=digest.result, part=folder / SPARE)
+        place = place_of(folder, header["round"], suffix)
+        part = folder / SPARE if suffix == SUFFIX else None
+        replace_file(place, chunks, seal=digest.result, part=part)
     return digest.result().hex()
 
 
@@ -82,15 +84,15 @@ def _digest(chunks: Sequence[Buffer]) -> bytes:
     return digest.digest()
 
 
-def load(folder: Path, round: int) -> Generation:
+def load(folder: Path, round: int, suffix: str = SUFFIX) -> Generation:
     """The generation of a round, or ``CorruptError`` with the first thing that is wrong with it."""
-    path = place_of(folder, round)
+    path = place_of(folder, round, suffix)
     try:
         data = memoryview(path.read_bytes())
     except OSError as error:
         raise CorruptError(f"{path.name} cannot be read: {error.strerror or error}") from error
-    if len(data) < _START + DIGEST or data[: len(MAGIC)] != MAGIC:
-        raise CorruptError(f"{path.name} is not a whole checkpoint")
+    if len(data) < _START + DIGEST or data[: len(MAGIC)] not in READABLE:
+        raise CorruptError(f"{path.name} is not a whole {suffix[1:]}")
     digest = hashlib.sha256(data[:-DIGEST]).digest()
     if digest != data[-DIGEST:]:
         raise CorruptError(f"{path.name} is damaged: its checksum does not match")

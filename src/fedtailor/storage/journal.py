@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from fedtailor.errors import ClientsFailedError, CorruptError, FedtailorError, StorageError, require
+from fedtailor.errors import ClientsFailedError, FedtailorError, StorageError, require
 from fedtailor.messages import ServerState
 from fedtailor.record import RoundRecord
-from fedtailor.storage import generations
+from fedtailor.storage import generations, saved, sheets
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from fedtailor.storage.files import (
     Lock,
@@ -29,7 +29,6 @@ from fedtailor.storage.files import (
     truncate_file,
 )
 from fedtailor.storage.fingerprint import Fingerprint, differences, refuse_drift
-from fedtailor.storage.generations import Generation
 from fedtailor.storage.interrupt import Interrupted, Request, stop_requests
 from fedtailor.storage.new_folder import make_aside, put_in_place, remove_aside
 from fedtailor.storage.rows import ROUND, as_line, coverage_line, covered_by_round
@@ -37,9 +36,11 @@ from fedtailor.storage.run_folder import (
     CHECKPOINTS,
     COVERAGE,
     EVENTS,
+    MEMORIES,
     METRICS,
     RunFolder,
 )
+from fedtailor.storage.sheets import Sheets, Span
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class Journal:
         self._device = torch.device("cpu")
         self._fingerprint: Fingerprint = {}
         self._saved: tuple[int | None, str] = (None, "")  # round and digest of the newest generation
+        self._sheets = Sheets()  # clients' memories as they are written
+        self._spans: dict[int, Span | None] = {}  # which of them each kept generation needs
         self._metrics, self._metrics_size = hashlib.sha256(), 0
         self._request = Request()
 
@@ -123,7 +126,7 @@ class Journal:
             raise FedtailorError(f"{path}: no such run folder")
         lock = Lock(path)
         try:
-            found = generations.newest(path / CHECKPOINTS, lambda found: _check_metrics(path, found))
+            found = saved.newest(path)
         except FedtailorError:
             lock.release()
             raise
@@ -164,11 +167,12 @@ class Journal:
     def _go_on(self, found: generations.Found, changed: list[str], on_notice: Callable[[str], None]) -> None:
         """Take up the state of a generation and drop every trace of what came after it."""
         generation, path = found.generation, self.folder.path
-        self._at = decode_checkpoint(generation.payload, self._device)
+        self._at, self._sheets = saved.restored(path, generation, self._device)
         self._saved = (generation.round, generation.digest)
+        self._spans = saved.spans(path, generation.round)
         with self._advice():
             generations.clean(path / CHECKPOINTS)
-            self._prune(self._at)
+            self._prune(self._at, sheets_at_once=None)
             truncate_file(path / METRICS, generation.header["metrics_size"])
             lines = [each for each in self.folder.coverage() if covered_by_round([each])]
             lines = [each for each in lines if each[ROUND] <= generation.round]
@@ -216,7 +220,7 @@ class Journal:
         if before == at.state.round:
             return
         folder = self.folder.path / CHECKPOINTS
-        header = {
+        header: dict[str, Any] = {
             "round": at.state.round,
             "parent_round": before,
             "parent": digest,
@@ -227,18 +231,26 @@ class Journal:
         with self._advice():
             sync_file(self.folder.path / COVERAGE)
             sync_file(self.folder.path / METRICS)  # before the generation that counts its bytes
-            digest = generations.save(folder, header, encode_checkpoint(at))
-            self._saved = (at.state.round, digest)
+            kept = self._sheets.with_memories(self.folder.path / MEMORIES, at.state.round, at.memories)
+            header["memories"] = kept.span and kept.span.as_header()
+            digest = generations.save(folder, header, encode_checkpoint(replace(at, memories={})))
+            self._saved, self._sheets = (at.state.round, digest), kept
+            self._spans[at.state.round] = kept.span
             self._prune(at)
 
-    def _prune(self, at: Checkpoint) -> None:
-        best = None if at.best is None else at.best.round
-        generations.prune(self.folder.path / CHECKPOINTS, at.state.round, self.settings.keep, best)
+    def _prune(self, at: Checkpoint, sheets_at_once: int | None = sheets.AT_ONCE) -> None:
+        """Give up generations that are no longer kept, and memories that only they needed."""
+        folder, best = self.folder.path / CHECKPOINTS, None if at.best is None else at.best.round
+        generations.prune(folder, at.state.round, self.settings.keep, best)
+        rounds = generations.saved_rounds(folder)
+        self._spans = {round: span for round, span in self._spans.items() if round in rounds}
+        sheets.release(self.folder.path / MEMORIES, self._spans.values(), sheets_at_once)
 
     def finish(self, at: Checkpoint, save_weights: Callable[[RunFolder], None]) -> None:
         """The run has come to its end."""
         self.save(at)
         with self._advice():
+            self._prune(at, sheets_at_once=None)
             generations.clean(self.folder.path / CHECKPOINTS)
             save_weights(self.folder)
         self.log("finished", round=at.state.round, best_round=at.best.round if at.best else None)
@@ -303,29 +315,3 @@ class Journal:
         broken = kind is not None and (issubclass(kind, ClientsFailedError) or not issubclass(kind, refused))
         if broken and self._found is None and self._metrics_size == 0:
             remove_aside(self.folder.path)
-
-
-def read_end(path: Path, device: torch.device, best: bool = False) -> tuple[Checkpoint, Fingerprint]:
-    """Where a run is, and its fingerprint, for reading alone; ``best``: at its best round instead."""
-    folder = path / CHECKPOINTS
-    generation = generations.newest(folder, lambda found: _check_metrics(path, found)).generation
-    at = decode_checkpoint(generation.payload, device)
-    if best and at.best is not None:
-        at = replace(
-            at, state=decode_checkpoint(generations.load(folder, at.best.round).payload, device).state
-        )
-    return at, generation.header["fingerprint"]
-
-
-def _check_metrics(path: Path, generation: Generation) -> None:
-    """The rows that were there when a generation was saved must still be there, bit for bit."""
-    header, size = generation.header, generation.header.get("metrics_size", -1)
-    if size < 0 or not isinstance(header.get("fingerprint"), dict):
-        raise CorruptError(f"the checkpoint of round {generation.round} says nothing of its run")
-    try:
-        with (path / METRICS).open("rb") as file:
-            kept = file.read(min(size, os.fstat(file.fileno()).st_size))
-    except OSError as error:
-        raise CorruptError(f"{path / METRICS} cannot be read: {error.strerror or error}") from error
-    if hashlib.sha256(kept).hexdigest() != header.get("metrics_sha256"):
-        raise CorruptError(f"{METRICS} is damaged somewhere before the end of round {generation.round}")

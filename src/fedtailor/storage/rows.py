@@ -16,6 +16,7 @@ from fedtailor.errors import CorruptError
 from fedtailor.record import Covered, RoundRecord, Row, headline
 
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
+LARGEST_LAYER = 2**30  # pairs of outputs and inputs
 LARGEST_FILE = 2**30  # bytes of a table that is read at once
 
 Check = Callable[[Any], bool]
@@ -205,7 +206,7 @@ def _has_traffic(row: Any) -> bool:
 
 def _is_layer(axes: Any) -> bool:
     """The first axes of a weight: their lengths, and the groups that lie on them."""
-    return isinstance(axes, list) and all(
+    fine = isinstance(axes, list) and all(
         isinstance(axis, dict)
         and _is_count(axis.get("length"))
         and isinstance(axis.get("axes"), list)
@@ -218,6 +219,8 @@ def _is_layer(axes: Any) -> bool:
         )
         for axis in axes
     )
+    lengths = [axis["length"] for axis in axes] if fine else [-1]
+    return min(lengths, default=0) >= 0 and math.prod(lengths) <= LARGEST_LAYER
 
 
 def _counts_labels(row: Row) -> bool:
@@ -229,13 +232,19 @@ def _or_none(fits: Check) -> Check:
     return lambda value: value is None or fits(value)
 
 
+def _is_cost(value: Any) -> bool:
+    """What a deployed network costs."""
+    return _counts(value) and {"params", "macs"} <= value.keys()
+
+
 _counts = _is_table_of(_is_count)
 _scores = _or_none(_is_table_of(_is_table_of(_is_number)))
 FORMS: dict[str, Check] = {
     **dict.fromkeys(("round", "clients", "merged", "abandoned", "resting", "too_small", "measured_on"), _is_count),
     **dict.fromkeys(("bytes_down", "bytes_up", "macs"), _is_count),
     **dict.fromkeys(("refused", "measuring"), _counts),
-    **dict.fromkeys(("by_tier", "deployed"), _is_table_of(_counts)),
+    "by_tier": _is_table_of(_counts),
+    "deployed": _is_table_of(_is_cost),
     "refused_by": _is_of_clients,
     "train_loss": _is_number,
     "best_round": _or_none(_is_count),

@@ -8,6 +8,7 @@ setup.json             tiers, data of each client, axes of every weight: for rep
 coverage.jsonl         one line per round for reports: which channels and tensors the merged updates held
 events.jsonl           what happened when: starts, resumes, seconds of each round
 checkpoints/           the last generations of the state and the best one (see generations.py)
+memories/              what clients keep for themselves, each memory once (see sheets.py); of methods that need it
 diagnostics.safetensors  what the method has to show about the result, for a report; of methods that have such tables
 confusion.json         per tier, how often each class was taken for which; of finished runs whose answers are classes
 weights.safetensors    the result; there when the run has come to its end
@@ -51,6 +52,7 @@ SETUP = "setup.json"
 COVERAGE = "coverage.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
+MEMORIES = "memories"
 DIAGNOSTICS = "diagnostics.safetensors"
 CONFUSION = "confusion.json"
 WEIGHTS = "weights.safetensors"

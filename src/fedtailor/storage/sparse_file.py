@@ -65,8 +65,7 @@ def sparse_bytes(
 def inputs_in(path: Path | str) -> dict[str, Any]:
     """What a file says of raw inputs."""
     with safe_open(path, framework="pt") as file:
-        found: dict[str, Any] = json.loads((file.metadata() or {}).get("inputs", "{}"))
-    return found
+        return _table(path, {"inputs": "{}", **(file.metadata() or {})}, "inputs")
 
 
 def load_sparse(path: Path | str) -> dict[str, Tensor]:
@@ -91,18 +90,39 @@ def load_sparse_parts(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Te
         raise FedtailorError(f"{path}: format {metadata.get('format')!r}; expected {FORMAT!r}")
     masks = {
         name: _mask(path, name, found.pop(f"{name}{MASK}", None), shape, found.get(name))
-        for name, shape in json.loads(metadata["shapes"]).items()
+        for name, shape in _table(path, metadata, "shapes").items()
     }
-    found |= {second: found[first] for second, first in json.loads(metadata["ties"]).items()}
+    ties = _table(path, metadata, "ties")
+    if not all(isinstance(first, str) and first in found for first in ties.values()):
+        raise CorruptError(f"{path}: its ties name tensors that are not there")
+    found |= {second: found[first] for second, first in ties.items()}
     return found, masks
+
+
+def _table(path: Path | str, metadata: Mapping[str, str], key: str) -> dict[str, Any]:
+    """A table in a file's metadata."""
+    try:
+        found = json.loads(metadata.get(key, ""))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CorruptError(f"{path}: {key} in its metadata is no table")
+    return found
 
 
 def _mask(
     path: Path | str, name: str, packed: Tensor | None, shape: list[int], values: Tensor | None
 ) -> Tensor:
     """The mask of one tensor, if it is whole and counts as many weights as there are values."""
-    size = math.prod(shape)
-    if packed is None or values is None or packed.dtype != torch.uint8 or len(packed) != -(-size // 8):
+    whole = isinstance(shape, list) and all(type(length) is int and length >= 0 for length in shape)
+    size = math.prod(shape) if whole else -1
+    if (
+        size < 0
+        or packed is None
+        or values is None
+        or packed.dtype != torch.uint8
+        or len(packed) != -(-size // 8)
+    ):
         raise CorruptError(f"{path}: {name} lacks its values or a mask of {size} bits")
     kept = torch.from_numpy(np.unpackbits(packed.numpy(), count=size).astype(bool)).view(shape)
     if values.shape != (int(kept.sum()),):

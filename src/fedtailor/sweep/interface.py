@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -33,6 +32,7 @@ from fedtailor.run.interface import both, train
 from fedtailor.run.making import Learnt, make_setup
 from fedtailor.run.result import Run
 from fedtailor.run.setup import prepare
+from fedtailor.storage.rows import table_in
 from fedtailor.storage.run_folder import CALL
 from fedtailor.sweep.comparison import Comparison
 from fedtailor.sweep.plan import (
@@ -153,7 +153,9 @@ def _alike(
     for each in planned:
         file = place / each.folder / CALL if place is not None else Path()
         if file.is_file():
-            every = json.loads(file.read_text(encoding="utf-8"))["settings"]["evaluate_every"]
+            said = table_in(file).get("settings")
+            every = said.get("evaluate_every") if isinstance(said, dict) else None
+            require(type(every) is int, f"settings.evaluate_every in {file}", every, "a number of rounds")
             return {"validation": share, "evaluate_every": every}
     asked, device = settings.get("clients_per_round"), settings.get("device", "auto")
     learnt = dataclasses.replace(learnt, validation=share)

@@ -78,9 +78,10 @@ def _row(run: RunFolder, above: Path) -> dict[str, Any]:
         records, state = run.records(), run.state
     except (OSError, ValueError, RecursionError):
         state = DAMAGED
+    method = config.get("method", {})
     return {
         "run": str(run.path.relative_to(above)) if run.path != above else run.path.name,
-        "method": config.get("method", {}).get("name", "own"),
+        "method": method.get("name", "own") if isinstance(method, dict) else "own",
         "state": state,
         "round": records[-1].round if records else 0,
         "rounds": config.get("rounds"),

@@ -34,7 +34,7 @@ def read_npz(path: Path) -> dict[str, Array]:
                     arrays[name] = archive[name]
     except FedtailorError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, RuntimeError) as error:
         if "Object arrays" in str(error):
             raise FedtailorError(
                 f"{path}: {name} holds Python objects, which are not read, as they could run code: expected one "
