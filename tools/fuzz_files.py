@@ -241,7 +241,21 @@ USERS = b"".join(
 )
 DEVICE = b'tier = "phone"\nmemory = "256 MB"\nmacs = 1000000\npartition-id = 1\nnum-partitions = 3\n'
 PLAIN = b"\x80\x02}q\x00(U\x04dataq\x01]q\x02(K\x01K\x02eU\x06labelsq\x03]q\x04(K\x00K\x01eu."
-BUNDLE = {"format": FORMAT, "files": [{"file": "a.onnx", "params": 5, "macs": 7}]}
+INPUTS = [{"name": "x", "type": "float32", "shape": ["batch", 3]}]
+FILE = {"file": "a.onnx", "format": "onnx", "sha256": "0", "size": 9, "inputs": INPUTS}
+NETWORK = {
+    "name": "a",
+    "client": None,
+    "params": 5,
+    "macs": 7,
+    "peak_memory": 8,
+    "score": None,
+    "files": [FILE],
+}
+BUNDLE = {
+    "format": FORMAT, "run": {"name": "r"}, "model": None, "task": "regression", "metrics": [], "inputs": INPUTS,
+    "outputs": INPUTS, "preparation": {}, "labels": [], "networks": [NETWORK],
+}  # fmt: skip
 
 
 def plain(data: bytes, _folder: Path) -> None:

@@ -19,6 +19,7 @@ def test_a_run_is_gone_on_with_only_if_asked(tmp_path: Path, capsys: pytest.Capt
     """Else a configuration that was changed would be passed over in silence."""
     said = {"config": CONFIG.replace("{method}", "fedavg"), "folder": str(tmp_path)}
     (tmp_path / "config.toml").write_text(said["config"], encoding="utf-8")
+    (tmp_path / "run.lock").touch()
     for more, expected in [({}, "exists already"), ({"resume": True}, "no clients.json there")]:
         context = Context(
             run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={**said, **more}

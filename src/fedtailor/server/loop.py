@@ -24,7 +24,7 @@ from fedtailor.messages import Client, Task, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
-from fedtailor.server.evaluation import LaterEvaluation, evaluate, evaluate_aside
+from fedtailor.server.evaluation import Evaluation, LaterEvaluation, evaluate, evaluate_aside
 from fedtailor.server.faults import Timely, Try
 from fedtailor.server.recording import evaluated, round_record
 from fedtailor.server.sampling import sample
@@ -86,21 +86,29 @@ def run_rounds(
                 at, seconds = ended, time.monotonic() - started
                 late = Late(round_record(setup, at, tries, None, seconds), at, aside)
                 continue
-            able = faults.awake(clients, strikes, settings.engine)
-            evaluation = evaluate(setup, ended, able, timely)
-            tiers = evaluation.deciding
-            state = method.observe(evaluation.state, tiers)
-            ended = replace(
-                ended,
-                state=settle(state),
-                best=settings.stopping.judge(best, state.round, tiers),
-                strikes=faults.with_strikes(strikes, able, evaluation.refused),
-            )
+            evaluation, ended = evaluated_at_once(setup, ended, clients, timely)
         at = ended
         on_end(round_record(setup, at, tries, evaluation, time.monotonic() - started), at)
         if requests is not None:
             requests.stop_if_asked(at)
     return at
+
+
+def evaluated_at_once(
+    setup: Setup, ended: Checkpoint, clients: Sequence[Client], engine: Timely
+) -> tuple[Evaluation, Checkpoint]:
+    """Evaluate a round that has ended: what came out, and the round's end with what follows from it."""
+    settings, strikes = setup.settings, ended.strikes
+    able = faults.awake(clients, strikes, settings.engine)
+    evaluation = evaluate(setup, ended, able, engine)
+    tiers = evaluation.deciding
+    state = setup.method.observe(evaluation.state, tiers)
+    return evaluation, replace(
+        ended,
+        state=settle(state),
+        best=settings.stopping.judge(ended.best, state.round, tiers),
+        strikes=faults.with_strikes(strikes, able, evaluation.refused),
+    )
 
 
 @dataclass(frozen=True)
