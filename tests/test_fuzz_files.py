@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedtailor.config import load_config
+from fedtailor.data.formats.idx import read_idx
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.deploying.bundle import MANIFEST, read_manifest
 from fedtailor.errors import FedtailorError
@@ -66,6 +67,12 @@ def sparse_file(folder: Path) -> object:
     return load_sparse(folder / "x.safetensors")
 
 
+def empty_axis(folder: Path) -> object:
+    sizes = (0, 2**32 - 1, 2**32 - 1)
+    (folder / "x").write_bytes(b"\0\0\x08\x03" + b"".join(size.to_bytes(4, "big") for size in sizes))
+    return read_idx(folder / "x")
+
+
 def encrypted_archive(folder: Path) -> object:
     with zipfile.ZipFile(folder / "x.npz", "w") as archive:
         archive.writestr("x_train.npy", bytes(200))
@@ -97,6 +104,7 @@ def run_of(file: Path) -> object:
         (written("x.toml", f'[data]\ndataset = "{"9" * 400}"', run_of), "unknown dataset"),
         (written("x.toml", f'[data]\ndataset = "{"9" * 400}.csv"', run_of), "no such file or folder"),
         (sparse_file, "ties name tensors that are not there"),
+        (empty_axis, "holds nothing"),
         (encrypted_archive, "cannot be read as .npz"),
         (written(MANIFEST, DEEP, lambda file: read_manifest(file.parent)), "cannot be read"),
         (written("device.toml", f"memory = {DEEP}", read_device), "not valid TOML"),

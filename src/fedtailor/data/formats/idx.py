@@ -22,4 +22,6 @@ def read_idx(path: Path) -> Array:
     shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
     if len(content) != start + math.prod(shape):
         raise broken(path, f"has {len(content)} bytes, expected {start + math.prod(shape)} for shape {shape}")
+    if 0 in shape:
+        raise broken(path, f"holds nothing: its shape is {shape}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
