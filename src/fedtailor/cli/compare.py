@@ -27,7 +27,7 @@ from fedtailor.cli.output import (
     stoppable,
 )
 from fedtailor.cli.report import OverwriteOption
-from fedtailor.errors import FedtailorError, LockedError, require
+from fedtailor.errors import FedtailorError, LockedError, counted, require
 
 if TYPE_CHECKING:
     from fedtailor.record import RoundRecord
@@ -139,10 +139,10 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
         rest = {"cells": cells} if len(cells) > 1 else {}
         print_json({"folder": str(plan.folder), **cells[0], "unequal_rules": plan_rules(plan), **rest})
         return
-    repeated = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
+    rounds, repeated = counted(plan.base.rounds, "round"), counted(len(plan.seeds), "seed")
     for cell, each in results.items():
         chosen = "".join(f", {key}={value}" for key, value in cell)
-        title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
+        title = f"{plan.base.name}: {plan.base.data.dataset}, {rounds}, {repeated}{chosen}"
         for part in comparison_tables(title, each, target, known[cell]):
             console.print(part)
         for part in unequal_in_words(each, known[cell].allowed):

@@ -252,10 +252,13 @@ def marked(metric: str, difference: Difference) -> str:
 
 
 def with_interval(metric: str, difference: Difference) -> str:
-    """``+1.2 ± 0.8 points``: the mean and its 95 % interval."""
+    """``+1.2 ± 0.8 points``: the mean and its 95 % interval, where that says anything."""
     factor = percent(metric)
     unit, digits = (" points", 2) if factor > 1 else ("", 4)
     text = f"{factor * difference.mean:+.{digits}f}"
-    if difference.half_width is not None:
-        text += f" ± {factor * difference.half_width:.{digits}f}"
+    half = difference.interval
+    if half is not None and unit and half >= 1:  # no difference of shares is larger
+        text += " ± over 100"
+    elif half is not None:
+        text += f" ± {factor * half:.{digits}f}"
     return text + unit

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fedtailor.charts.terminal import Words
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, counted
 from fedtailor.record import headline
 from fedtailor.report.amounts import size
 from fedtailor.report.comparison import (
@@ -156,9 +156,8 @@ class Comparison:
     @property
     def _title(self) -> str:
         run = self.each[0][3]
-        seeds = len({seed for _, seed, _, _ in self.each})
-        repeated = "1 seed" if seeds == 1 else f"{seeds} seeds"
-        return f"{run.setup.data.name}, {run.setup.settings.rounds} rounds, {repeated}"
+        seeds = counted(len({seed for _, seed, _, _ in self.each}), "seed")
+        return f"{run.setup.data.name}, {counted(run.setup.settings.rounds, 'round')}, {seeds}"
 
     def _parts(self) -> Iterator[RenderableType]:
         """What the command prints."""
