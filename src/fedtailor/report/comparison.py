@@ -116,6 +116,10 @@ class Known:
     allowed: Mapping[str, Allowed] = field(default_factory=dict)  # what budgets allow, for each method
     guess: float | None = None  # the accuracy of guessing
     kept_back: int = 0  # validation examples
+    narrower: Sequence[
+        str
+    ] = ()  # a sentence for each method that trains none of the widths that tiers may have
+    statistics: bool = True  # whether a norm policy changes anything
 
 
 def comparison_tables(
@@ -140,13 +144,14 @@ def kept_back_in_words(count: int) -> str:
     )
 
 
-def unequal_in_words(results: Results, allowed: Mapping[str, Allowed]) -> Iterator[Words]:
-    """Budgets that were not the same for all; nothing where they were."""
-    found = fairness_data(results, allowed)
+def unequal_in_words(results: Results, known: Known) -> Iterator[Words]:
+    """Budgets that were not the same for all, and why where that is known; nothing where they were."""
+    found = fairness_data(results, known.allowed, known.narrower)
     if found["unequal"]:
         yield Words("Unequal budgets, per client and round:")
     for sentence in found["unequal"]:
         yield Words(f"  {sentence}")
+    yield from map(Words, found["narrower"])
     if found["not_recorded"]:
         names = ", ".join(found["not_recorded"])
         yield Words(f"Budgets are not compared for runs of an earlier version: {names}")

@@ -79,7 +79,7 @@ class Comparison:
         known = self._known
         return {
             **comparison_data(self.results, self.target, known.guess),
-            "fairness": fairness_data(self.results, known.allowed),
+            "fairness": fairness_data(self.results, known.allowed, known.narrower),
             "validation_examples": known.kept_back,
             "unequal_rules": self._unequal_rules(),
         }
@@ -163,7 +163,7 @@ class Comparison:
         """What the command prints."""
         known = self._known
         yield from comparison_tables(self._title, self.results, self.target, known)
-        yield from unequal_in_words(self.results, known.allowed)
+        yield from unequal_in_words(self.results, known)
         yield from map(Words, self._unequal_rules())
         if len(self.results) > 1:
             yield Text()
@@ -172,11 +172,12 @@ class Comparison:
     @cached_property
     def _known(self) -> Known:
         first = {variant: run.setup for variant, _, _, run in reversed(self.each)}
-        return known_from({variant: describe(first[variant]) for variant in self.results})
+        setups = {variant: describe(first[variant]) for variant in self.results}
+        return known_from(setups, {variant: first[variant].method for variant in self.results})
 
     def _unequal_rules(self) -> list[str]:
         first = {variant: run.origin.call or {} for variant, _, _, run in reversed(self.each)}
-        return unequal_rules({variant: first[variant] for variant in self.results})
+        return unequal_rules({variant: first[variant] for variant in self.results}, self._known.statistics)
 
 
 def _with_ending(run: Run) -> Records:
