@@ -60,10 +60,11 @@ def test_a_norm_policy_is_no_rule_where_there_are_no_statistics():
     without = unequal_rules(configs, statistics=False)
     assert [sentence for sentence in without if " norm = " in sentence] == []
     assert any("clip_norm" in sentence for sentence in without)
-    configs["local"] = config("fedavg", norm="local")  # clients evaluate their networks themselves
-    assert "local differs from the others in: norm = local (others: averaged)." in unequal_rules(
-        configs, statistics=False
-    )
+    plain, local = ({"method": {"name": "mine", "norm": norm}} for norm in ("averaged", "local"))
+    # There clients evaluate their networks themselves.
+    assert unequal_rules({"plain": plain, "local": local}, statistics=False) == [
+        "local differs from the others in: norm = local (others: averaged)."
+    ]
 
 
 def test_a_method_of_the_users_own_has_the_rules_of_any_method():
