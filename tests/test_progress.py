@@ -49,7 +49,7 @@ def test_a_notebook_has_bars_of_its_own(monkeypatch):
     shown(RoundRecord(3, Cohort(2, 2), Spent(1000, 500), tiers=tiers))
     text = shown.bar.html()
     assert '<b>fedavg &lt;1&gt;</b> <progress value="3" max="4"></progress> 3/4' in text
-    assert "tier 0.5: 25.0 %  tier 1: 50.0 %  1.5 kB" in text
+    assert "tier 0.5: 25.0 %  tier 1: 50.0 %  1.5 kB sent" in text
     shown.remove()
     assert shown.bar.html() == ""
 

@@ -72,6 +72,15 @@ def visible(text: str) -> str:
     )
 
 
+def counted(number: int, what: str, several: str = "") -> str:
+    """A number and what it counts.
+
+    >>> counted(1, "seed"), counted(1200, "test example"), counted(2, "class has", "classes have")
+    ('1 seed', '1,200 test examples', '2 classes have')
+    """
+    return f"{number:,} {what if number == 1 else several or f'{what}s'}"
+
+
 def in_words(error: BaseException) -> str:
     """An exception in one line: what kind it is and what it says; what fedtailor says is a sentence by itself."""
     kind = "" if isinstance(error, FedtailorError) else type(error).__name__

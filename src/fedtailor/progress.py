@@ -150,13 +150,15 @@ class RoundProgress:
 
     def _state(self) -> str:
         """What stands beside the bar: what is being done, and what was last known."""
-        sent = size(sum(self.sent.values())) if self.sent and not self.doing else ""
+        sent = self._sent() if self.sent and not self.doing else ""
         return visible("  ".join(part for part in (self.doing, self.stage, self.last, sent) if part))
+
+    def _sent(self) -> str:
+        return f"{size(sum(self.sent.values()))} sent"
 
     def __call__(self, record: RoundRecord) -> None:
         """Show one finished round."""
         self.sent[record.round] = record.spent.bytes
-        sent = size(sum(self.sent.values()))
         asked, merged = record.cohort.asked, record.cohort.merged
         if merged < asked / 2:
             reasons = ", ".join(f"{count} x {reason}" for reason, count in record.cohort.refused.items())
@@ -171,7 +173,7 @@ class RoundProgress:
             self.doing = ""
             self.bar.update(self.task, completed=record.round, state=self._state())
         elif record.tiers:
-            line = f"{self.title}  round {record.round}/{self.rounds}  {self.last}  {sent}"
+            line = f"{self.title}  round {record.round}/{self.rounds}  {self.last}  {self._sent()}"
             messages.print(visible(line), markup=False, soft_wrap=True)
 
     def _show_stage(self, record: RoundRecord) -> None:

@@ -8,10 +8,12 @@ import json
 import os
 import shutil
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from fedtailor.charts.panel import Chart, Panel, axis, lying_bars
 from fedtailor.report.export import csv_text
 from fedtailor.report.folders import read_runs
 from fedtailor.report.live import watching
@@ -28,6 +30,11 @@ QUIET = [
 ]  # fmt: skip
 LARGEST_BYTES, LONGEST_SECONDS = 6e6, 2.0
 WIDTHS = (390, 1440)
+LINES = """element => [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => {
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  return [...new Set([...range.getClientRects()].map(box => Math.round(box.top)))];
+})"""  # the tops of the lines that each text of an element takes
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +144,48 @@ def test_tables_fit_or_show_that_they_scroll(browser, report, width):
             )
             name = results.locator("tbody td").first.bounding_box()
             assert name["x"] >= results.bounding_box()["x"]  # the method stays in sight
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_break_between_their_parts_and_heads_into_two_lines(browser, tmp_path, width):
+    names = ["fedavg:width=1/3", "fedavg:only_able=true", "deterministic_algorithms"]
+    heads = [
+        "network of tier 1/3 (MACs)",
+        "rounds to 68.0 %",
+        "seeds that reach it alone",
+        "parameters of budget",
+    ]
+    table = [{"method": name, **dict.fromkeys(heads, "13.6 k")} for name in names]
+    bars = [{"method": names[0], "layer": f"features.{n}.weight", "never": 60.0 + n} for n in range(4)]
+    spec = lying_bars(axis("never", "never trained (%)"), axis("layer", "layer", "nominal"), len(bars))
+    chart = Chart("bars", "Bars", "Lying bars.", bars, {"share": spec})
+    file = tmp_path / "page.html"
+    file.write_text(page("names", [Panel("answer", "Names", charts=[chart], tables=[("Names", table)])]))
+    with Looking(browser, file.as_uri(), width) as looking:
+        looking.page.locator("figure summary").click()
+        for cell in looking.page.locator("td:first-child").all():
+            assert {len(part) for part in cell.evaluate(LINES)} == {1}, cell.inner_text()  # no part is broken
+        shown = looking.page.locator("section > .scroll")
+        tops = [{top for part in head.evaluate(LINES) for top in part} for head in shown.locator("th").all()]
+        assert max(map(len, tops)) == (2 if width < 1000 else 1)
+        assert any("68.0\u00a0%" in text for text in shown.locator("th").all_text_contents())
+        labels = looking.page.locator("figure[data-chart='bars'] .role-axis-label text").all_text_contents()
+        assert {row["layer"] for row in bars} <= set(labels)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_device_class_is_seen_and_named(browser, report, width):
+    panels, file = report
+    (rows,) = (chart.data for panel in panels for chart in panel.charts if chart.key == "left-behind")
+    with Looking(browser, file.as_uri(), width, "dark") as looking:
+        figure = looking.page.locator("figure[data-chart='left-behind']")
+        boxes = [mark.bounding_box() for mark in figure.locator(".mark-symbol.role-mark path").all()]
+        names = figure.locator(".mark-text.role-mark text")
+        assert len(boxes) == len(rows)
+        assert names.all_text_contents() == [row["tier"] for row in rows]
+        heights = sorted(box["y"] for box in boxes)
+        assert min(b - a for a, b in pairwise(heights)) > 8  # none lies on another
+        assert names.first.get_attribute("fill") == "#e6edf3"
 
 
 def test_the_winner_is_marked_and_a_method_keeps_its_colour(browser, report):

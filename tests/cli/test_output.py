@@ -50,7 +50,7 @@ def test_steps_stand_beside_the_bar_and_go_when_they_are_over(monkeypatch):
         step("evaluating 5 tiers")
         states.append(progress.bar.tasks[0].fields["state"])
     assert states[:3] == ["tracing cnn", "", "evaluating 5 tiers"]
-    assert states[3] == "tier all: 50.0 %  2 kB"
+    assert states[3] == "tier all: 50.0 %  2 kB sent"
     assert states[4] == "evaluating 5 tiers  tier all: 50.0 %"
 
 

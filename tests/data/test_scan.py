@@ -83,9 +83,9 @@ def test_rare_classes_and_classes_of_the_test_part_alone() -> None:
     (rare,) = federated(x, y).findings
     assert rare == "class 3 of mine has 1 training example of 120 (row 5)"
     few = federated(x[y < 2], y[y < 2]).findings
-    assert few[0].startswith("of the 3 classes of mine, 1 have no training example (2)")
+    assert few[0].startswith("of the 3 classes of mine, 1 has no training example (2)")
     assert few[1] == (
-        "10 test examples of mine are of classes that training never shows (rows 2, 5, 8, 11, 14 and 5 more)"
+        "of the test examples of mine, 10 are of classes that training never shows (rows 2, 5, 8, 11, 14 and 5 more)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fedtailor.errors import FedtailorError
@@ -60,21 +61,32 @@ def test_only_runs_that_nobody_beats_twice_are_on_the_front():
     assert pareto(points) == ["cheap", "even", "quiet"]
 
 
-def test_matching_over_seeds_is_paired_and_below_zero_where_it_saves():
+def test_matching_over_seeds_is_by_the_mean_and_below_zero_where_it_saves():
     slow = [records_of([0.2, 0.4, 0.6]), records_of([0.2, 0.6])]
     quick = [records_of([0.6, 0.8], macs=5), records_of([0.2, 0.8], macs=5)]
     first, second = matching({"quick": quick, "slow": slow})
     assert (first["method"], first["best"], first["round"]) == ("slow", 0.3, 2.5)  # the low tier has nothing
     assert "against" not in first
     assert (second["method"], second["against"]) == ("quick", "slow")
-    flops = (2 * 5 - 2 * 30 + 2 * 10 - 2 * 20) / 2  # after one round instead of three, and two instead of two
-    assert second["more"] == {"rounds": -1, "flops": flops, "parameters": -2}
+    flops = 2 * 10 - 2 * 25  # after two rounds instead of two and a half
+    assert second["more"] == {"rounds": -0.5, "flops": flops, "parameters": -1, "bytes": -4}
 
 
-def test_a_method_that_fails_with_one_seed_never_matches():
+def test_a_method_whose_mean_is_higher_has_matched_though_one_seed_alone_did_not():
     slow = [records_of([0.6]), records_of([0.6])]
     one_sided = [records_of([0.9]), records_of([0.5])]
-    assert matching({"slow": slow, "one-sided": one_sided})[1]["more"] is None
+    below, above = matching({"slow": slow, "one-sided": one_sided})
+    assert above["best"] > below["best"]
+    assert above["more"] == {"rounds": 0, "flops": 0, "parameters": 0, "bytes": 0}
+
+
+def test_of_any_means_the_higher_one_has_matched_the_lower():
+    """The rule of the page: a row above another never says that it did not reach it."""
+    numbers = np.random.default_rng(0)
+    methods = {f"m{n}": [records_of(list(numbers.random(4))) for _ in range(3)] for n in range(20)}
+    table = matching(methods)
+    assert [row["best"] for row in table] == sorted(row["best"] for row in table)
+    assert all(row["more"] is not None for row in table[1:])
 
 
 def test_a_small_loss_is_better_and_what_is_no_number_does_not_count():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedtailor.report.comparison import with_interval
 from fedtailor.report.differences import Difference, judged, paired, seeds_needed, what_seeds_can_tell
 
 
@@ -67,16 +68,32 @@ def test_a_difference_that_stands_alone_may_not_stand_among_many():
 def test_how_many_seeds_a_point_takes():
     """By simulation: so many seeds find a difference of one point in about four of five experiments."""
     generator = np.random.default_rng(0)
-    for deviation in (0.005, 0.01, 0.02):
+    for deviation in (0.005, 0.01, 0.018):
         needed = seeds_needed(deviation)
         draws = generator.normal(0.01, deviation, size=(4000, needed))
         told = (stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05) & (draws.mean(axis=1) > 0)
         found = np.mean(told)
         assert found >= 0.78
-    assert seeds_needed(5.0) is None
+    assert seeds_needed(0.02) is None  # 34
     words = what_seeds_can_tell(3, [paired([0.5, 0.6, 0.7], [0.52, 0.6, 0.71])] * 2)
     assert "corrected for 2 comparisons (Holm)" in words
-    assert "telling a difference of one point takes" in words
+    assert "telling a difference of one point 4 times out of 5 takes 10 seeds." in words
     assert "the differences from heterofl seen here (median of 2)" in what_seeds_can_tell(
         3, [paired([0.5, 0.6, 0.7], [0.52, 0.6, 0.71])] * 2, against="heterofl"
     )
+
+
+def test_two_seeds_that_tell_nothing_have_no_interval_and_no_absurd_number():
+    wild = paired([0.80, 0.84], [0.73, 0.57])
+    assert wild.half_width > 0.75
+    assert with_interval("accuracy", wild) == "-17.00 points"
+    words = what_seeds_can_tell(2, [wild], against="heterofl")
+    assert "Two seeds tell nothing where no interval is shown." in words
+    assert words.endswith("takes more seeds than anyone runs (over 30).")
+    clear = paired([0.80, 0.81], [0.50, 0.511])
+    assert clear.beyond_noise
+    assert with_interval("accuracy", clear) == "-29.95 ± 0.64 points"
+    assert "tell nothing" not in what_seeds_can_tell(2, [clear])
+    three = paired([0.1, 0.9, 0.5], [0.9, 0.1, 0.6])
+    assert with_interval("accuracy", three) == "+3.33 ± over 100 points"
+    assert with_interval("loss", three).startswith("+0.0333 ± 1.99")

@@ -188,11 +188,11 @@ def test_the_answer_says_when_a_small_device_is_given_a_large_network():
     runs = [run("whole", (1000, 1000), 0.9, 0.9), run("cut", (100, 1000), 0.8, 0.95)]
     found = answer(runs, None)
     assert (
-        "Highest on the smallest devices (tier 0.2) in one seed: whole, 90.0 %; too few to tell it from cut. It gives "
-        "them a network of 1 k MACs, 10 times the smallest; of the smallest networks the first is that of cut, 80.0 %."
+        "Highest on the smallest devices (tier 0.2) in one seed: whole, 90.0 %; too few to tell it from cut. Its "
+        "network there takes 1 k MACs; the best of the smallest ones, that of cut with 100, has 80.0 %."
     ) in found.text
     assert "Highest on the largest devices (tier 1) in one seed: cut, 95.0 %; too few to tell" in found.text
-    assert [row["tier 0.2 runs"] for row in found.tables[1][1]] == ["1 k MACs", "100 MACs"]
+    assert [row["network of tier 0.2 (MACs)"] for row in found.tables[1][1]] == ["1 k", "100"]
 
 
 def verdicts(*last: float) -> list[str]:

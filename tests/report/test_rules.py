@@ -54,6 +54,19 @@ def test_of_two_the_neutral_one_is_the_rule_in_any_order():
     assert unequal_rules(dict(odd)) == unequal_rules(dict(reversed(odd)))
 
 
+def test_a_norm_policy_is_no_rule_where_there_are_no_statistics():
+    configs = {name: config(name) for name in ("heterofl", "fjord", "fedavg")}
+    assert any("norm = static" in sentence for sentence in unequal_rules(configs))
+    without = unequal_rules(configs, statistics=False)
+    assert [sentence for sentence in without if " norm = " in sentence] == []
+    assert any("clip_norm" in sentence for sentence in without)
+    plain, local = ({"method": {"name": "mine", "norm": norm}} for norm in ("averaged", "local"))
+    # There clients evaluate their networks themselves.
+    assert unequal_rules({"plain": plain, "local": local}, statistics=False) == [
+        "local differs from the others in: norm = local (others: averaged)."
+    ]
+
+
 def test_a_method_of_the_users_own_has_the_rules_of_any_method():
     own = {"method": {"name": "mine", "norm": "static", "colour": "red"}, "training": {"lr": 0.1}}
     other = {"method": {"name": "mine too", "norm": "averaged", "colour": "blue"}, "training": {"lr": 0.1}}

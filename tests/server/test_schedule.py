@@ -53,3 +53,4 @@ def test_it_is_said_in_words():
     assert "after every 10 rounds, about 5 % of the work" in in_words(Work(10, 5), 200, 10)
     assert "after every round, less than 1 %" in in_words(Work(10, 0.01), 20, 1)
     assert "one evaluation is as much work as 11 rounds" in in_words(Work(1, 11), 20, 20)
+    assert in_words(Work(1, 1.01), 2, 2).endswith("one evaluation is as much work as 1 round")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 import fedtailor
 from commands import call, small_config
 from fedtailor.errors import FedtailorError
+from fedtailor.report.folders import read_runs
+from fedtailor.report.panels.fairness import fairness
 from fedtailor.storage.run_folder import COMPARISON
 from helpers import tiny_mlp, vector_data
 from odd_networks import Sized
@@ -37,7 +41,8 @@ def test_the_result_prints_as_the_tables_of_the_command(comparison):
     assert before.startswith("fedavg:width=1/2:\n  0.5: ")
     assert last.startswith("fedavg:width=1/4:\n  0.5: ")
     assert last.endswith("too few to tell")
-    assert "<th>method</th><th>0.5</th><th>1</th><th>sent</th>" in comparison._repr_html_()
+    heads = re.findall('<th style="padding:2px 8px">(.*?)</th>', comparison._repr_html_())
+    assert heads == ["method", "0.5", "1", "sent"]
 
 
 def test_a_data_frame_has_a_row_for_each_method_seed_and_tier(comparison):
@@ -81,17 +86,30 @@ def test_the_paper_s_own_rules_are_asked_for_and_said():
     assert made.data()["validation_examples"] == 18
 
 
+METHODS = "heterofl,fjord,efd:global_width=each"
+LESS = (  # one mlp of uniform-2's halves
+    "fjord trains the widths 1/5, 2/5, 3/5, 4/5, 1 alone: tier 0.5 may have width 1/2 and gets at most 2/5; "
+    'fjord:widths=["1/2",1] trains the fleet\'s own.'
+)
+
+
 def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch, capsys):
-    words = ["--methods", "heterofl,efd:global_width=each", "--jobs", "1", "--runs", str(tmp_path / "runs")]
+    words = ["--methods", METHODS, "--jobs", "1", "--runs", str(tmp_path / "runs")]
     words += ["--set", "fleet.name=uniform-2", "--set", "engine.workers=0", "--set", "model={name = 'mlp'}"]
     assert call(monkeypatch, "compare", str(small_config(tmp_path, rounds=1)), *words) == 0
     data = {"dataset": "digits", "clients": 5, "limit": 100}
-    made = fedtailor.compare(
-        "mlp", data, "uniform-2", "heterofl,efd:global_width=each", folder=tmp_path / "own", seed=3,
-        clients_per_round=3, **{**QUICK, "rounds": 1},
-    )  # fmt: skip
-    assert list(made.results) == ["heterofl", "efd:global_width=each"]
-    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    with pytest.warns(UserWarning, match="tier '0.5' may have width 1/2 and is given 2/5") as warned:
+        made = fedtailor.compare(
+            "mlp", data, "uniform-2", METHODS, folder=tmp_path / "own", seed=3,
+            clients_per_round=3, **{**QUICK, "rounds": 1},
+        )  # fmt: skip
+    assert [each.filename for each in warned] == [__file__]
+    assert list(made.results) == METHODS.split(",")
+    captured = capsys.readouterr()
+    assert " ".join(captured.err.split()).count(f"note: {LESS}") == 1
+    assert " ".join(captured.out.split()).count(LESS) == 1
+    assert "norm =" not in captured.out  # the network has no statistics
+    printed = [line.rstrip() for line in captured.out.splitlines()]
     told = [line.rstrip() for line in str(made).splitlines()]
     timeless = [line for line in told[1:] if " s " not in f"{line} "]  # the first line is the title
     assert [line for line in printed[1:] if " s " not in f"{line} " and "Files:" not in line] == timeless
@@ -104,6 +122,16 @@ def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch, ca
             ours.read_bytes()
             == (tmp_path / "runs" / "small" / theirs["folder"] / "metrics.jsonl").read_bytes()
         )
+    assert LESS in fairness(read_runs([tmp_path / "runs"])).text.split("\n")
+
+
+def test_what_every_seed_would_warn_of_is_told_once_at_the_user_s_line():
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.warns(UserWarning, match="may have width") as warned:
+        fedtailor.compare(
+            tiny_mlp(), vector_data(), "uniform-2", ["fjord"], seeds=2, **{**QUICK, "rounds": 1}
+        )
+    assert [(each.filename, each.lineno) for each in warned] == [(__file__, line)]
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ ROUNDS = axis(
     "rounds", "rounds", axis={"tickMinStep": 1, "tickCount": _STEPS, "format": "d"}, scale={"nice": False}
 )
 AMOUNTS = {"format": "~s"}  # of an axis: 300k, 1.2M, 4.5G, as fits the numbers
+LINE = 20  # pixels of a line of a chart that has names beside its lines
 FEW_ROWS = 12  # of a line: each of them is marked; of one alone there is no line
 LINE_LEGEND = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2, "symbolSize": 500}
 
@@ -158,6 +159,36 @@ def bars(x: Spec, y: Spec, series: str = "method") -> Spec:
     named = axis(series, series, "nominal", sort=None)
     encoding = {"x": x, "y": y, "color": named, "xOffset": named, "tooltip": _tooltip(x, y, series)}
     return {"mark": {"type": "bar"}, "encoding": encoding, "height": 300}
+
+
+def lying_bars(x: Spec, y: Spec, lines: int, series: str = "method") -> Spec:
+    """Grouped bars, each group beside its label: however long names are and however narrow the page, each is there.
+
+    ``lines``: how many bars there are.
+    """
+    named = axis(series, series, "nominal", sort=None)
+    encoding = {"x": x, "y": y, "color": named, "yOffset": named, "tooltip": _tooltip(x, y, series)}
+    return {"mark": {"type": "bar"}, "encoding": encoding, "height": LINE * lines}
+
+
+def spans(x: Spec, y: Spec, row: str, span: tuple[str, str], lines: int) -> Spec:
+    """A line of its own for every ``row`` of a group ``y``, its mark with its name beside it, and the group's ``span``.
+
+    Marks of equal values stand below each other, so that all of them are seen. ``lines``: how many rows there are.
+    """
+    named = axis(y["field"], y["title"], "nominal", sort=None, legend=None)
+    at: Spec = {"x": x, "y": y, "yOffset": axis(row, row, "nominal", sort=None)}
+    reach = {**at, "x": {**x, "field": span[0]}, "x2": {"field": span[1]}, "color": named}
+    marks = {**at, "color": named, "tooltip": [{"field": row, "title": row}, *_tooltip(x, y, y["field"])]}
+    name = {"type": "text", "align": "left", "dx": 8, "fontSize": 12}
+    return {
+        "layer": [
+            {"mark": {"type": "bar", "opacity": 0.2}, "encoding": reach},
+            {"mark": {"type": "point", "size": 70, "filled": True, "opacity": 1}, "encoding": marks},
+            {"mark": name, "encoding": {**at, "text": {"field": row, "type": "nominal"}}},
+        ],
+        "height": LINE * lines,
+    }
 
 
 def heat(x: Spec, y: Spec, value: Spec) -> Spec:

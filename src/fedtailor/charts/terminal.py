@@ -60,7 +60,7 @@ def lines_of(text: str, width: int) -> list[str]:
 
 def glued(text: str) -> str:
     """The text with spaces that no line breaks at, between numbers and what they count."""
-    return re.sub(r"(?<=\d) (?=%|points?\b|seeds?\b|rounds?\b|[kMGT]?B\b|x\b)", GLUE, text)
+    return re.sub(r"(?<=\d) (?=%|points?\b|seeds?\b|rounds?\b|[kMGT]?B\b|[kMGT]\b|x\b)", GLUE, text)
 
 
 @dataclass(frozen=True)

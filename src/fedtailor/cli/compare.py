@@ -27,7 +27,7 @@ from fedtailor.cli.output import (
     stoppable,
 )
 from fedtailor.cli.report import OverwriteOption
-from fedtailor.errors import FedtailorError, LockedError, require
+from fedtailor.errors import FedtailorError, LockedError, counted, require
 
 if TYPE_CHECKING:
     from fedtailor.record import RoundRecord
@@ -94,6 +94,7 @@ def compare(
     missing = _missing(plan)
     if missing:
         _say_what_the_data_is(plan)
+        _say_who_gets_less(plan)
         _do(plan, missing, jobs)
     if report is not None:
         write_report([plan.folder], report, target, form)
@@ -110,6 +111,20 @@ def _say_what_the_data_is(plan: Plan) -> None:
         read_data(plan.base, TASKS.get(plan.base.objective.task), notice)
 
 
+def _say_who_gets_less(plan: Plan) -> None:
+    """Once for each method that trains none of the widths that tiers may have."""
+    from fedtailor.fleet.presets import build_fleet
+    from fedtailor.sweep.results import narrower_of
+
+    said: dict[str, None] = {}
+    for run in plan.runs:
+        budgets = {tier.name: tier.budget.width for tier in build_fleet(run.config.fleet).tiers}
+        tiers = {name: width for name, width in budgets.items() if width is not None}
+        said[narrower_of(run.variant, run.config.built_method, tiers)] = None
+    for sentence in filter(None, said):
+        notice(sentence)
+
+
 def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) -> None:
     from fedtailor.charts.terminal import Words
     from fedtailor.report.comparison import (
@@ -122,28 +137,29 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
     from fedtailor.sweep.results import group_known, group_results
 
     results, known = group_results(plan.runs), group_known(plan.runs)
+    rules = plan_rules(plan, any(each.statistics for each in known.values()))
     if as_json:
         cells = [
             {
                 "grid": dict(cell),
                 **comparison_data(each, target, known[cell].guess),
-                "fairness": fairness_data(each, known[cell].allowed),
+                "fairness": fairness_data(each, known[cell].allowed, known[cell].narrower),
                 "validation_examples": known[cell].kept_back,
             }
             for cell, each in results.items()
         ]
         rest = {"cells": cells} if len(cells) > 1 else {}
-        print_json({"folder": str(plan.folder), **cells[0], "unequal_rules": plan_rules(plan), **rest})
+        print_json({"folder": str(plan.folder), **cells[0], "unequal_rules": rules, **rest})
         return
-    repeated = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
+    rounds, repeated = counted(plan.base.rounds, "round"), counted(len(plan.seeds), "seed")
     for cell, each in results.items():
         chosen = "".join(f", {key}={value}" for key, value in cell)
-        title = f"{plan.base.name}: {plan.base.data.dataset}, {plan.base.rounds} rounds, {repeated}{chosen}"
+        title = f"{plan.base.name}: {plan.base.data.dataset}, {rounds}, {repeated}{chosen}"
         for part in comparison_tables(title, each, target, known[cell]):
             console.print(part)
-        for part in unequal_in_words(each, known[cell].allowed):
+        for part in unequal_in_words(each, known[cell]):
             console.print(part)
-    for sentence in plan_rules(plan):
+    for sentence in rules:
         console.print(Words(sentence))
     console.print(f"Files: {plan.folder}/", markup=False, soft_wrap=True)
     if report is not None:
@@ -156,13 +172,13 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
             console.print(Words(sentence))
 
 
-def plan_rules(plan: Plan) -> list[str]:
-    """Where the methods of a comparison were not run under the same rules."""
+def plan_rules(plan: Plan, statistics: bool = True) -> list[str]:
+    """Where the methods of a comparison were not run under the same rules; ``statistics``: whether norm is one."""
     from fedtailor.config import to_toml
     from fedtailor.report.rules import unequal_rules
 
     first = {run.variant: run.config for run in reversed(plan.runs)}
-    return unequal_rules({v: tomllib.loads(to_toml(first[v])) for v in plan.variants})
+    return unequal_rules({v: tomllib.loads(to_toml(first[v])) for v in plan.variants}, statistics)
 
 
 def _missing(plan: Plan) -> list[PlannedRun]:

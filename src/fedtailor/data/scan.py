@@ -13,6 +13,7 @@ from fedtailor.data.formats.labels import places
 from fedtailor.data.partitions import Array, Partition
 from fedtailor.data.sources import Dataset, in_words, looks_like_quantity
 from fedtailor.data.transforms import TextWindows
+from fedtailor.errors import counted
 
 BLOCK = 2048  # examples that are looked at together
 LARGE = 100.0  # decimal numbers beyond it make the first steps of training too long
@@ -243,20 +244,19 @@ def _classes(dataset: Dataset, labels: Array, counts: Array) -> Iterator[str]:
             else ""
         )
         yield (
-            f"of the {total:,} classes of {dataset.name}, {len(empty):,} have no training example "
+            f"of the {total:,} classes of {dataset.name}, {counted(len(empty), 'has', 'have')} no training example "
             f"({_several(dataset, empty.tolist())}), though the network gets an output for each{stray}"
         )
         if tested.any():
             yield (
-                f"{int(tested.sum()):,} test examples of {dataset.name} are of classes that training never shows "
-                f"({_where(dataset, 'test', np.flatnonzero(tested))})"
+                f"of the test examples of {dataset.name}, {counted(int(tested.sum()), 'is', 'are')} of classes that "
+                f"training never shows ({_where(dataset, 'test', np.flatnonzero(tested))})"
             )
         scarce = [each for each in scarce if not (stray and each == last)]
     for each in scarce[:MOST_NAMED]:
         rows = np.flatnonzero(labels == each)
-        examples = "example" if counts[each] == 1 else "examples"
         yield (
-            f"class {_class(dataset, each)} of {dataset.name} has {counts[each]} training {examples} of "
+            f"class {_class(dataset, each)} of {dataset.name} has {counted(int(counts[each]), 'training example')} of "
             f"{len(labels):,} ({_where(dataset, 'training', rows)})"
         )
     if len(scarce) > MOST_NAMED:

@@ -7,14 +7,13 @@ networks; the figures are those of one tier, by default the last, which is the l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from fedtailor.errors import FedtailorError
 from fedtailor.record import Tiers, less_is_better
-from fedtailor.report.targets import Records, last_evaluation, mean_over_tiers, spent_until
+from fedtailor.report.targets import Records, last_evaluation, mean_course, spent_until
 
 FLOPS_PER_MAC = 2
 BYTES_PER_PARAMETER = 4
@@ -22,15 +21,15 @@ BYTES_PER_PARAMETER = 4
 
 @dataclass(frozen=True)
 class Reached:
-    """All that a run had cost up to an evaluation, training and measuring, and what it was worth."""
+    """All that a run, or the mean of several, had cost up to an evaluation, and what it was worth."""
 
-    round: int
-    macs: int
-    bytes: int  # down and up together
+    round: float
+    macs: float
+    bytes: float  # down and up together
     value: float  # of the metric
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         """A multiplication and an addition for each multiply-accumulate."""
         return FLOPS_PER_MAC * self.macs
 
@@ -58,12 +57,8 @@ def course_of(records: Records, metric: str = "accuracy", tier: str | None = Non
     [Reached(round=1, macs=10, bytes=12, value=0.5)]
     """
     last_evaluation(records)  # a run without one is refused
-    return _course(records, lambda tiers: _value(tiers, metric, tier))
-
-
-def _course(records: Records, value: Callable[[Tiers], float]) -> list[Reached]:
     return [
-        Reached(record.round, spent.macs, spent.bytes, value(record.tiers))
+        Reached(record.round, spent.macs, spent.bytes, _value(record.tiers, metric, tier))
         for record, spent in zip(records, spent_until(records), strict=True)
         if record.tiers
     ]
@@ -107,36 +102,33 @@ def pareto(points: Mapping[str, Reached]) -> list[str]:
 
 
 def matching(results: Mapping[str, Sequence[Records]], metric: str = "accuracy") -> list[dict[str, Any]]:
-    """Flado's table: methods by rising best value over seeds (method -> seed -> records), by the mean over tiers.
+    """Flado's table: methods by rising best value (method -> seed -> records), by the mean over tiers and seeds.
 
-    ``more`` is what a method cost beyond the one before it in the table until it matched that one's best, paired in
-    the order of seeds; None where a seed never did. Below zero is a saving.
+    ``more`` is what a method cost beyond the one before it in the table until its mean matched the best mean of that
+    one, which it has done since the table rises. Below zero is a saving.
     """
     sign = -1 if less_is_better(metric) else 1
-    courses = {name: [_mean_course(run, metric, sign) for run in runs] for name, runs in results.items()}
-    tops = {name: [best(course) for course in each] for name, each in courses.items() if all(each)}
+    courses = {name: _rising(seeds, metric, sign) for name, seeds in results.items()}
+    tops = {name: best(course) for name, course in courses.items() if course}
     table: list[dict[str, Any]] = []
-    for name in sorted(tops, key=lambda name: fmean(top.value for top in tops[name])):
-        row = {"method": name, "best": sign * fmean(top.value for top in tops[name])}
-        row |= _means([top.figures() for top in tops[name]], ("round", "flops", "parameters"))
+    for name in sorted(tops, key=lambda name: tops[name].value):
+        figures = tops[name].figures()
+        row = {"method": name, "best": sign * tops[name].value}
+        row |= {key: figures[key] for key in ("round", "flops", "parameters")}
         if table:
             before = table[-1]["method"]
-            found = [to_match(*pair) for pair in zip(courses[name], courses[before], strict=False)]
-            known = [each for each in found if each is not None]
-            more = _means(known, ("rounds", "flops", "parameters")) if len(known) == len(found) else None
-            row |= {"against": before, "more": more}
+            row |= {"against": before, "more": to_match(courses[name], courses[before])}
         table.append(row)
     return table
 
 
-def _mean_course(records: Records, metric: str, sign: int) -> list[Reached]:
-    """A run's course by the mean over tiers, so that more is better; evaluations that gave no number are left out."""
-    course = _course(records, lambda tiers: sign * mean_over_tiers(tiers, metric))
+def _rising(seeds: Sequence[Records], metric: str, sign: int) -> list[Reached]:
+    """A method's course by the mean, so that more is better; evaluations that gave no number are left out."""
+    course = (
+        Reached(cost["rounds"], cost["macs"], cost["bytes"], sign * score)
+        for score, cost in mean_course(seeds, metric)
+    )
     return [each for each in course if math.isfinite(each.value)]
-
-
-def _means(figures: Sequence[Mapping[str, float]], keys: Sequence[str]) -> dict[str, float]:
-    return {key: fmean(each[key] for each in figures) for key in keys}
 
 
 def _value(tiers: Tiers, metric: str, tier: str | None) -> float:

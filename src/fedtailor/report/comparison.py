@@ -116,6 +116,10 @@ class Known:
     allowed: Mapping[str, Allowed] = field(default_factory=dict)  # what budgets allow, for each method
     guess: float | None = None  # the accuracy of guessing
     kept_back: int = 0  # validation examples
+    narrower: Sequence[
+        str
+    ] = ()  # a sentence for each method that trains none of the widths that tiers may have
+    statistics: bool = True  # whether a norm policy changes anything
 
 
 def comparison_tables(
@@ -140,13 +144,14 @@ def kept_back_in_words(count: int) -> str:
     )
 
 
-def unequal_in_words(results: Results, allowed: Mapping[str, Allowed]) -> Iterator[Words]:
-    """Budgets that were not the same for all; nothing where they were."""
-    found = fairness_data(results, allowed)
+def unequal_in_words(results: Results, known: Known) -> Iterator[Words]:
+    """Budgets that were not the same for all, and why where that is known; nothing where they were."""
+    found = fairness_data(results, known.allowed, known.narrower)
     if found["unequal"]:
         yield Words("Unequal budgets, per client and round:")
     for sentence in found["unequal"]:
         yield Words(f"  {sentence}")
+    yield from map(Words, found["narrower"])
     if found["not_recorded"]:
         names = ", ".join(found["not_recorded"])
         yield Words(f"Budgets are not compared for runs of an earlier version: {names}")
@@ -252,10 +257,13 @@ def marked(metric: str, difference: Difference) -> str:
 
 
 def with_interval(metric: str, difference: Difference) -> str:
-    """``+1.2 ± 0.8 points``: the mean and its 95 % interval."""
+    """``+1.2 ± 0.8 points``: the mean and its 95 % interval, where that says anything."""
     factor = percent(metric)
     unit, digits = (" points", 2) if factor > 1 else ("", 4)
     text = f"{factor * difference.mean:+.{digits}f}"
-    if difference.half_width is not None:
-        text += f" ± {factor * difference.half_width:.{digits}f}"
+    half = difference.interval
+    if half is not None and unit and half >= 1:  # no difference of shares is larger
+        text += " ± over 100"
+    elif half is not None:
+        text += f" ± {factor * half:.{digits}f}"
     return text + unit

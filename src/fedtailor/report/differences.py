@@ -17,8 +17,9 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 POWER = 0.8  # of the experiment that ``seeds_needed`` speaks of
+FEWEST_SEEDS = 2  # that have a deviation at all: its own error is as large as it is
 ENOUGH_SEEDS = 5  # below it the interval is more than 1.4 times as wide as the normal one
-MOST_SEEDS = 1000
+MOST_SEEDS = 30  # that anyone runs
 POINT = 0.01  # of accuracy: what people want to tell apart
 
 K = TypeVar("K")
@@ -45,6 +46,11 @@ class Difference:
         if self.chance is None or (self.deviation == 0 and self.mean != 0):
             return None
         return self.chance < 1 - CONFIDENCE
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the interval, where it says anything: that of two seeds does so only beyond noise."""
+        return self.half_width if self.seeds > FEWEST_SEEDS or self.beyond_noise else None
 
     @property
     def verdict(self) -> str:
@@ -92,7 +98,7 @@ def judged(family: Mapping[K, Difference]) -> dict[K, Difference]:
 
 
 def seeds_needed(deviation: float, difference: float = POINT) -> int | None:
-    """How many paired seeds tell a difference in 4 of 5 experiments, at this deviation; None where no number will do.
+    """How many paired seeds tell a difference in 4 of 5 experiments, at this deviation; None: more than anyone runs.
 
     >>> seeds_needed(0.01), seeds_needed(0.002)
     (10, 3)
@@ -126,15 +132,19 @@ def what_seeds_can_tell(
         text += f" Verdicts are corrected for {len(told)} comparisons (Holm), intervals are not."
     if seeds < ENOUGH_SEEDS:
         text += f" What cannot be told is not equal: take {ENOUGH_SEEDS} seeds or more."
+    if any(each.half_width and each.interval is None for each in told):
+        text += " Two seeds tell nothing where no interval is shown."
     spreads = [each.deviation for each in told if each.deviation]
     if points and spreads:
         needed = seeds_needed(statistics.median(spreads))
-        number = f"{needed}" if needed is not None else f"more than {MOST_SEEDS}"
+        number = (
+            f"{needed} seeds" if needed is not None else f"more seeds than anyone runs (over {MOST_SEEDS})"
+        )
         which = f" of the differences from {against}" if against else ""
         middle = f" (median of {len(spreads)})" if len(spreads) > 1 else ""
         text += (
-            f" At the spread{which} seen here{middle}, telling a difference of one point takes {number} seeds "
-            "(4 times out of 5)."
+            f" At the spread{which} seen here{middle}, telling a difference of one point 4 times out of 5 takes "
+            f"{number}."
         )
     return text
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from statistics import median_low
 from typing import Any
 
+from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.record import TierSpent
 from fedtailor.report.targets import Records, Results
 
@@ -19,6 +21,7 @@ TOLD = ("macs", "bytes")  # in words; parameters follow bytes, and are told by t
 TOLERANCE = 0.05  # a larger difference is no rounding to whole channels
 LIMITS = {"macs": "macs", "bytes": "bytes", "parameters": "params"}  # figure -> the limit of a budget
 BUDGET = "of its budget"
+MOST_TIERS = 4  # that are named of many
 PASSES = 3  # a step is a forward pass and a backward one, which counts as two
 
 Allowed = Mapping[str, Mapping[str, int]]  # tier -> limit -> of a forward pass, or of one way
@@ -76,6 +79,44 @@ def allowed_by(setup: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
     return {tier["name"]: tier.get("allowed") or {} for tier in setup.get("tiers", ())}
 
 
+def widths_of(setup: Mapping[str, Any]) -> dict[str, Fraction]:
+    """The width that each tier may have, from a run's ``setup.json``, which has it in decimals."""
+    known = {tier["name"]: tier.get("width") for tier in setup.get("tiers", ())}
+    return {
+        tier: Fraction(width).limit_denominator(1000)
+        for tier, width in known.items()
+        if isinstance(width, int | float) and 0 < width <= 1
+    }
+
+
+def narrower(variant: str, name: str, widths: object, tiers: Mapping[str, WidthLike]) -> str:
+    """Where a method trains a list of widths alone, a tier between them gets the next smaller one: in a sentence.
+
+    ``tiers`` are the widths that they may have; nothing is said where each is one of the list.
+
+    >>> print(narrower("fjord", "fjord", ["1/4", 1], {"small": "1/3", "large": 1}))
+    fjord trains the widths 1/4, 1 alone: tier small may have width 1/3 and gets at most 1/4; \
+fjord:widths=["1/3",1] trains the fleet's own.
+    """
+    trained = [as_width(width) for width in widths] if isinstance(widths, list | tuple) else []
+    own = {tier: as_width(width) for tier, width in tiers.items()}
+    given = {
+        tier: max(fitting)
+        for tier, width in own.items()
+        if (fitting := [each for each in trained if each <= width])
+    }
+    less = [tier for tier, width in given.items() if width < own[tier]]
+    if not less:
+        return ""
+    told = [f"tier {tier} may have width {own[tier]} and gets at most {given[tier]}" for tier in less]
+    more = f" and {len(less) - MOST_TIERS} more get less" if len(less) > MOST_TIERS else ""
+    listed = ",".join(f'"{each}"' if each.denominator > 1 else str(each) for each in sorted({*own.values()}))
+    return (
+        f"{variant} trains the widths {', '.join(map(str, trained))} alone: {', '.join(told[:MOST_TIERS])}{more}; "
+        f"{name}:widths=[{listed}] trains the fleet's own."
+    )
+
+
 def unequal_budgets(found: Spending) -> list[str]:
     """A sentence for each method that differs from the others at the same tier."""
     return _sentences(found, (_unequal,))
@@ -99,8 +140,10 @@ def marks(found: Spending, method: str, tier: str) -> str:
     return "; ".join(f"{listed} {whose}" for listed, whose in parts if listed)
 
 
-def fairness_data(results: Results, allowed: Mapping[str, Allowed]) -> dict[str, Any]:
-    """All of it as plain data."""
+def fairness_data(
+    results: Results, allowed: Mapping[str, Allowed], less: Sequence[str] = ()
+) -> dict[str, Any]:
+    """All of it as plain data; ``less``: the sentences of ``narrower``."""
     found = spending(results, allowed)
     return {
         "methods": {
@@ -108,6 +151,7 @@ def fairness_data(results: Results, allowed: Mapping[str, Allowed]) -> dict[str,
         },
         "unequal": unequal_budgets(found),
         "above_budget": above_budget(found),
+        "narrower": list(less),
         "not_recorded": not_recorded(results),
     }
 

@@ -27,7 +27,7 @@
       axis: { ...text, gridColor: colour("--line"), domainColor: colour("--line"), tickColor: colour("--line") },
       axisXDiscrete: { labelAngle: 0, labelOverlap: true },
       legend: { ...text, orient: "bottom", columns: window.innerWidth < 600 ? 1 : 4, labelLimit: 240 },
-      view: { stroke: "transparent" }, rule: { color: colour("--soft") }, range: { category, ...shades() },
+      view: { stroke: "transparent" }, rule: { color: colour("--soft") }, text: { color: colour("--ink") }, range: { category, ...shades() },
     };
   }
 
@@ -51,6 +51,10 @@
         if (!["nominal", "ordinal"].includes(given?.type)) continue;
         const here = [...new Set(rows.map((row) => row[given.field]))];
         const all = given.field === "method" ? methods : here;
+        if (given.legend === null) {
+          layer.encoding[channel] = { ...given, scale: { ...given.scale, domain: all } };
+          continue;
+        }
         const legend = { ...given.legend, values: all.filter((name) => here.includes(name)) };
         layer.encoding[channel] = { ...given, scale: { ...given.scale, domain: all }, legend };
       }
@@ -120,6 +124,13 @@
     actions.append(button, details);
   }
 
+  // A name breaks behind a colon or an equals sign, or else between its words; page.py does the same.
+  function breakable(value) {
+    const text = String(value), name = text.replace(/([:=])(?=\S)/g, "$1\u0000");
+    const parts = (name === text ? text.replace(/([A-Za-z][_.])(?=[A-Za-z])/g, "$1\u0000") : name).split("\u0000");
+    return parts.flatMap((part, place) => (place ? [document.createElement("wbr"), part] : [part]));
+  }
+
   function table(caption, columns, rows) {
     const outer = document.createElement("div"), inner = document.createElement("table");
     outer.className = "scroll";
@@ -139,6 +150,7 @@
     for (const row of rows.slice(0, MOST_ROWS)) {
       const line = body.insertRow();
       for (const name of columns) line.insertCell().textContent = row[name] ?? "";
+      line.cells[0]?.replaceChildren(...breakable(line.cells[0].textContent));
     }
     outer.append(inner);
     hint(outer);

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment
+from markupsafe import Markup
 
 from fedtailor import __version__
 from fedtailor.charts.panel import Chart, Panel
-from fedtailor.charts.terminal import glued
+from fedtailor.charts.terminal import GLUE, glued
 from fedtailor.errors import FedtailorError
 from fedtailor.storage.rows import as_text
 
@@ -31,7 +33,7 @@ def require_charts() -> Any:
 def page(title: str, panels: Sequence[Panel], *, live: bool = False) -> str:
     """The whole file. A ``live`` page asks its server for new data."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["glued"] = glued
+    environment.filters |= {"glued": glued, "breakable": breakable, "headed": headed}
     template = environment.from_string(_text("page.html"))
     return template.render(
         title=title,
@@ -44,6 +46,31 @@ def page(title: str, panels: Sequence[Panel], *, live: bool = False) -> str:
         script=_text("page.js"),
         charts=_embedded(chart_data(panels)),
     )
+
+
+def breakable(value: object) -> Markup:
+    """A name that lines break in behind a colon or an equals sign alone; one that has none, between its words.
+
+    >>> print(breakable("fedavg:only_able=true"), breakable("weight_decay"), breakable("1.46 MB"))
+    fedavg:<wbr>only_able=<wbr>true weight_<wbr>decay 1.46 MB
+    """
+    text = str(value)
+    parts = re.split(r"(?<=[:=])(?=\S)", text)
+    if len(parts) == 1:
+        parts = re.split(r"(?<=[A-Za-z][_.])(?=[A-Za-z])", text)
+    return Markup("<wbr>").join(parts)
+
+
+def headed(name: str) -> Markup:
+    """The head of a column in at most two lines: it breaks at one place, the one that makes it narrowest.
+
+    >>> print(headed("rounds to 68.0 %").replace(GLUE, "_"), headed("sent"))
+    rounds to_68.0_% sent
+    """
+    words = glued(name).replace("tier ", f"tier{GLUE}").split(" ")
+    places = range(1, len(words))
+    halves = [(GLUE.join(words[:place]), GLUE.join(words[place:])) for place in places]
+    return breakable(" ".join(min(halves, key=lambda each: max(map(len, each)), default=words)))
 
 
 def chart_data(panels: Sequence[Panel]) -> dict[str, Any]:

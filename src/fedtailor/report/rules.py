@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedtailor.client.local_training import LocalTraining
+from fedtailor.elasticity.running.norm import FOR_ANY_METHOD
 from fedtailor.methods.registry import get_method, method_names
 
 NEUTRAL = {f"training.{key}": str(value) for key, value in asdict(LocalTraining()).items()} | {
@@ -33,9 +34,19 @@ def rules_of(config: Settings) -> dict[str, str]:
     return rules | {key: str(method[key]) for key in kept if key in method and method[key] is not False}
 
 
-def unequal_rules(configs: Mapping[str, Settings]) -> list[str]:
-    """One sentence for each variant that was run under other rules than most; none where all are alike."""
+def has_statistics(setup: Settings) -> bool:
+    """Whether norm layers of the model keep running statistics, by ``setup.json``; those that do not say may."""
+    return setup.get("norm_statistics") is not False
+
+
+def unequal_rules(configs: Mapping[str, Settings], statistics: bool = True) -> list[str]:
+    """One sentence for each variant that was run under other rules than most; none where all are alike.
+
+    Without running ``statistics`` those norm policies are one that differ in what becomes of them.
+    """
     rules = {variant: rules_of(config) for variant, config in configs.items()}
+    for each in rules.values() if not statistics else ():
+        each |= {"norm": NEUTRAL["norm"]} if each.get("norm") in FOR_ANY_METHOD else {}
     keys = sorted({key for each in rules.values() for key in each})
     sentences = []
     for variant, own in rules.items():

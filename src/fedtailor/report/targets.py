@@ -55,14 +55,14 @@ def cost_to_reach(seeds: Sequence[Records], target: float, metric: str) -> dict[
     Between evaluations nothing is known, so the answer is late by up to ``evaluate_every`` rounds, never early.
     """
     sign = -1 if less_is_better(metric) else 1
-    course = list(_course(seeds, metric))
+    course = list(mean_course(seeds, metric))
     good = [cost for score, cost in course if sign * (score - target) >= 0]
     if not course or not sign * (course[-1][0] - target) >= 0:  # also where it is not a number
         return None
     return good[0]
 
 
-def _course(seeds: Sequence[Records], metric: str) -> Iterator[tuple[float, dict[str, float]]]:
+def mean_course(seeds: Sequence[Records], metric: str) -> Iterator[tuple[float, dict[str, float]]]:
     """Mean score and cost over seeds at every evaluation, once each seed has one; a seed that has ended stays so."""
     found = [
         {
@@ -122,7 +122,7 @@ def common_target(results: Results, metric: str, guess: float | None = None) -> 
     better than to ``guess``.
     """
     sign = -1 if less_is_better(metric) else 1
-    ends = [[score for score, _ in _course(seeds, metric)][-1:] for seeds in results.values()]
+    ends = [[score for score, _ in mean_course(seeds, metric)][-1:] for seeds in results.values()]
     best = sorted(
         (sign * end[0] if end and math.isfinite(end[0]) else -math.inf for end in ends), reverse=True
     )

@@ -13,6 +13,7 @@ from fedtailor.report.tables import shown
 
 WIDTH, HEIGHT, MARGIN, RIGHT = 420, 180, 44, 90  # pixels of the chart
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind
+ROOM = "padding:2px 8px"  # of a cell; where no style sheet gives any, columns would touch
 
 Points = list[tuple[int, float]]
 
@@ -43,10 +44,10 @@ def run_html(title: str, costs: Mapping[str, Cost], history: Sequence[RoundRecor
 
 def table_html(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of texts; the first column names the row."""
-    above = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    above = "".join(f'<th style="{ROOM}">{escape(head)}</th>' for head in heads)
     body = "".join(
-        f'<tr><th style="text-align:left">{escape(row[0])}</th>'
-        + "".join(f'<td style="text-align:right">{escape(cell)}</td>' for cell in row[1:])
+        f'<tr><th style="{ROOM};text-align:left">{escape(row[0])}</th>'
+        + "".join(f'<td style="{ROOM};text-align:right">{escape(cell)}</td>' for cell in row[1:])
         + "</tr>"
         for row in rows
     )

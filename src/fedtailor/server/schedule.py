@@ -101,8 +101,8 @@ def in_words(work: Work, rounds: int, every: int) -> str:
     if every < rounds:
         times = "round" if every == 1 else f"{every} rounds"
         return f'every tier is evaluated after every {times}, {told} of the work (evaluate_every = "auto")'
-    alike = work.evaluating / work.training
+    alike = f"{work.evaluating / work.training:.2g}"
     return (
         'every tier is evaluated once, at the end (evaluate_every = "auto"): '
-        f"one evaluation is as much work as {alike:.2g} rounds"
+        f"one evaluation is as much work as {alike} {'round' if alike == '1' else 'rounds'}"
     )

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fedtailor.charts.terminal import Words
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, counted
 from fedtailor.record import headline
 from fedtailor.report.amounts import size
 from fedtailor.report.comparison import (
@@ -79,7 +79,7 @@ class Comparison:
         known = self._known
         return {
             **comparison_data(self.results, self.target, known.guess),
-            "fairness": fairness_data(self.results, known.allowed),
+            "fairness": fairness_data(self.results, known.allowed, known.narrower),
             "validation_examples": known.kept_back,
             "unequal_rules": self._unequal_rules(),
         }
@@ -156,15 +156,14 @@ class Comparison:
     @property
     def _title(self) -> str:
         run = self.each[0][3]
-        seeds = len({seed for _, seed, _, _ in self.each})
-        repeated = "1 seed" if seeds == 1 else f"{seeds} seeds"
-        return f"{run.setup.data.name}, {run.setup.settings.rounds} rounds, {repeated}"
+        seeds = counted(len({seed for _, seed, _, _ in self.each}), "seed")
+        return f"{run.setup.data.name}, {counted(run.setup.settings.rounds, 'round')}, {seeds}"
 
     def _parts(self) -> Iterator[RenderableType]:
         """What the command prints."""
         known = self._known
         yield from comparison_tables(self._title, self.results, self.target, known)
-        yield from unequal_in_words(self.results, known.allowed)
+        yield from unequal_in_words(self.results, known)
         yield from map(Words, self._unequal_rules())
         if len(self.results) > 1:
             yield Text()
@@ -173,11 +172,12 @@ class Comparison:
     @cached_property
     def _known(self) -> Known:
         first = {variant: run.setup for variant, _, _, run in reversed(self.each)}
-        return known_from({variant: describe(first[variant]) for variant in self.results})
+        setups = {variant: describe(first[variant]) for variant in self.results}
+        return known_from(setups, {variant: first[variant].method for variant in self.results})
 
     def _unequal_rules(self) -> list[str]:
         first = {variant: run.origin.call or {} for variant, _, _, run in reversed(self.each)}
-        return unequal_rules({variant: first[variant] for variant in self.results})
+        return unequal_rules({variant: first[variant] for variant in self.results}, self._known.statistics)
 
 
 def _with_ending(run: Run) -> Records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -44,6 +45,7 @@ from fedtailor.sweep.plan import (
     split_list,
     write_plan,
 )
+from fedtailor.sweep.telling import told_once
 
 Methods = str | Sequence[MethodLike] | Mapping[str, MethodLike]
 
@@ -80,15 +82,9 @@ def compare(
     if place is not None:
         write_plan(place, place.name, [each.entry for each in planned])
     held = read_once(data)
-    settings = {**settings, **_alike(module, held, devices, planned, place, settings)}
-    wanted, asked = settings.pop("progress", None), settings.pop("on_round", None)
-    done: list[tuple[Planned, Run]] = []
-    for each in planned:
-        with showing(each.title, each.method.local.rounds or 0, wanted) as show:
-            saved = {} if place is None else {"folder": place / each.folder, "resume": True}
-            told = {"on_round": both(show, asked), "progress": False, "seed": each.seed}
-            run = train(module, held, devices, each.method, **{**settings, **told, **saved, "training": None})
-        done.append((each, run))
+    with told_once(__file__, sys._getframe(1)):
+        settings = {**settings, **_alike(module, held, devices, planned, place, settings)}
+        done = list(_done(module, held, devices, planned, place, settings))
     return Comparison([(p.variant, p.seed, p.tier, run) for p, run in done], place, target)
 
 
@@ -131,6 +127,24 @@ class Planned:
         return {
             "folder": self.folder, "variant": self.variant, "cell": {}, "seed": self.seed, "tier": self.tier
         }  # fmt: skip
+
+
+def _done(
+    module: ModuleLike,
+    data: Any,
+    fleet: Fleet,
+    planned: Sequence[Planned],
+    place: Path | None,
+    settings: dict[str, Any],
+) -> Iterator[tuple[Planned, Run]]:
+    """Every run, trained or read."""
+    wanted, asked = settings.pop("progress", None), settings.pop("on_round", None)
+    for each in planned:
+        with showing(each.title, each.method.local.rounds or 0, wanted) as show:
+            saved = {} if place is None else {"folder": place / each.folder, "resume": True}
+            told = {"on_round": both(show, asked), "progress": False, "seed": each.seed}
+            run = train(module, data, fleet, each.method, **{**settings, **told, **saved, "training": None})
+        yield each, run
 
 
 def _alike(

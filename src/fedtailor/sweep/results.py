@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from fedtailor.config import RunConfig
+from fedtailor.elasticity.cutting.selections import WidthLike
+from fedtailor.method import Method
 from fedtailor.report.comparison import Known
-from fedtailor.report.fairness import allowed_by
+from fedtailor.report.fairness import allowed_by, narrower, widths_of
+from fedtailor.report.rules import has_statistics
 from fedtailor.report.tables import join_by_tier
 from fedtailor.report.targets import Records, guessing
 from fedtailor.sweep.plan import Cell, PlannedRun
@@ -33,17 +36,26 @@ def group_known(runs: Sequence[PlannedRun]) -> dict[Cell, Known]:
         found = setups.setdefault(run.cell, {})
         if run.variant not in found:
             found[run.variant] = run.folder.setup()
-    return {cell: known_from(each) for cell, each in setups.items()}
+    methods = {run.variant: run.config.built_method for run in runs}
+    return {cell: known_from(each, methods) for cell, each in setups.items()}
 
 
-def known_from(setups: Mapping[str, Mapping[str, Any]]) -> Known:
+def known_from(setups: Mapping[str, Mapping[str, Any]], methods: Mapping[str, Method]) -> Known:
     """What is known of a comparison from one setup (``setup.json``) of each method; its data is that of all."""
     first = next(iter(setups.values()))
+    less = (narrower_of(name, methods[name], widths_of(setup)) for name, setup in setups.items())
     return Known(
         {variant: allowed_by(setup) for variant, setup in setups.items()},
         guessing(first),
         int(first.get("data", {}).get("validation_examples", 0)),
+        tuple(filter(None, less)),
+        any(has_statistics(setup) for setup in setups.values()),
     )
+
+
+def narrower_of(variant: str, method: Method, tiers: Mapping[str, WidthLike]) -> str:
+    """Which tiers a method gives less than they may have, in a sentence; nothing where it does not."""
+    return narrower(variant, method.name, getattr(method, "widths", None), tiers)
 
 
 def with_ending(records: Records, config: RunConfig) -> Records:

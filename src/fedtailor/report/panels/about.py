@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fedtailor.charts.grouping import Runs
 from fedtailor.charts.panel import Panel, ReportedRun
+from fedtailor.errors import counted
 from fedtailor.report.amounts import short_name
 from fedtailor.report.likeness import dataset_of
 
@@ -15,7 +16,7 @@ MOST = 3  # different values that are told of one thing
 def about(runs: Runs) -> Panel:
     """What the runs have in common, in a few words each; what they do not have is told as so many values."""
     methods = list(dict.fromkeys(run.variant for run in runs))
-    compared = f"{len(methods)} methods, {_count(len(runs), 'run')}" if len(methods) > 1 else methods[0]
+    compared = f"{len(methods)} methods, {counted(len(runs), 'run')}" if len(methods) > 1 else methods[0]
     facts = [
         ("Method" if len(methods) == 1 else "Compared", compared),
         ("Data", _values(runs, _data)),
@@ -35,7 +36,7 @@ def _values(runs: Runs, tell: Callable[[ReportedRun], str]) -> str:
 
 def _data(run: ReportedRun) -> str:
     found, settings = run.setup.get("data", {}), run.config.get("data", {})
-    told = [_count(found["clients"], "client")] if "clients" in found else []
+    told = [counted(found["clients"], "client")] if "clients" in found else []
     if found.get("own_examples"):
         told.append("with examples of their own")
     elif "partition" in settings:
@@ -53,7 +54,7 @@ def _fleet(run: ReportedRun) -> str:
     names, counts = [tier["name"] for tier in tiers], [tier.get("clients", 0) for tier in tiers]
     told = ", ".join(f"{count} x {name}" for name, count in zip(names, counts, strict=True))
     if len(tiers) > 1 and len(set(counts)) == 1:
-        told = f"{len(tiers)} tiers of {_count(counts[0], 'client')} each, {names[0]} to {names[-1]}"
+        told = f"{len(tiers)} tiers of {counted(counts[0], 'client')} each, {names[0]} to {names[-1]}"
     fleet = run.config.get("fleet", {})
     name = (
         "" if fleet.get("tiers") else str(fleet.get("name", ""))
@@ -84,7 +85,3 @@ def _seeds(found: Iterable[int]) -> str:
     if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
         return f"{seeds[0]} to {seeds[-1]}"
     return ", ".join(map(str, seeds))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

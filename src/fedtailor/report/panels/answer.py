@@ -167,7 +167,7 @@ def _cost_row(
     row: Row = {"method": variant}
     first = next(iter(last_evaluation(runs[0])))
     if first in sizes[variant]:
-        row[f"tier {first} runs"] = f"{short(sizes[variant][first]['macs'])} MACs"
+        row[f"network of tier {first} (MACs)"] = short(sizes[variant][first]["macs"])
     row["sent"] = size(statistics.mean(total["bytes_down"] + total["bytes_up"] for total in sums))
     row["FLOPs"] = short(2 * statistics.mean(total["macs"] for total in sums))
     if target is not None:

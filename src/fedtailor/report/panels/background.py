@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from fedtailor.charts.coverage import coverage, map_cells, never_trained
 from fedtailor.charts.grouping import Runs, by_setting, round_to, setting_filter
-from fedtailor.charts.panel import Chart, Panel, Row, axis, bars, heat
+from fedtailor.charts.panel import Chart, Panel, Row, axis, heat, lying_bars
+from fedtailor.errors import counted
 from fedtailor.report.likeness import flat
 
 
@@ -24,13 +26,14 @@ def covered(runs: Runs) -> Panel:
             cells += [{**at, **cell} for cell in map_cells(counts)]
     if not cells:
         return Panel("coverage", "Which weights were trained")
+    seed = _of_one_seed(runs, cells)
     clients = axis("clients", "clients")
     inputs = axis("inputs", "inputs", "ordinal", sort={"field": "input"})
     outputs = axis("outputs", "outputs", "ordinal", sort={"field": "output"})
     charts = [
         Chart(
             "coverage", "Coverage map",
-            "How many clients, over all rounds, trained the weights in each cell (mean of the cell). One seed.",
+            f"How many clients, over all rounds, trained the weights in each cell (mean of the cell).{seed}",
             cells, {"map": heat(inputs, outputs, clients)}, ("method", "layer", *setting_filter(runs)),
         )
     ]  # fmt: skip
@@ -38,14 +41,28 @@ def covered(runs: Runs) -> Panel:
     whole = {share["method"] for share in shares} - {share["method"] for share in shares if share["never"]}
     shares = [share for share in shares if share["method"] not in whole]
     if shares:
-        text = "Some weights were never trained: they keep their starting values."
+        some = ", ".join(dict.fromkeys(share["method"] for share in shares))
+        text = f"Some weights were never trained by {some}: they keep their starting values."
         text += f" Every weight was trained at least once by {', '.join(sorted(whole))}." if whole else ""
         layer = axis("layer", "layer", "nominal", sort=None)
-        never = bars(layer, axis("never", "never trained (%)", scale={"domain": [0, 100]}))
-        told = "Per layer, the share of its (output, input) pairs that no client of any round held. One seed."
+        bars = max(Counter(share.get("setting") for share in shares).values())
+        never = lying_bars(axis("never", "never trained (%)", scale={"domain": [0, 100]}), layer, bars)
+        told = f"Per layer, the share of its (output, input) pairs that no client of any round held.{seed}"
         title = "Weights that nobody ever trained"
         charts.insert(0, Chart("never-trained", title, told, shares, {"share": never}, setting_filter(runs)))
     return Panel("coverage", "Which weights were trained", text, charts)
+
+
+def _of_one_seed(runs: Runs, cells: Sequence[Row]) -> str:
+    """Which seed a map is of, where there are several; the first that a method has."""
+    if len({run.seed for run in runs}) == 1:
+        return ""
+    shown = {cell["seed"] for cell in cells}
+    return (
+        f" Shown is seed {shown.pop()} alone."
+        if len(shown) == 1
+        else " Shown is one seed of each method alone."
+    )
 
 
 def data(runs: Runs) -> Panel:
@@ -56,8 +73,9 @@ def data(runs: Runs) -> Panel:
         found = next(iter(methods.values()))[0].setup.get("data", {})
         if {"skew", "clients", "train_examples"} <= found.keys():
             words.append(
-                f"{setting + ': ' if setting else ''}{found['clients']} clients, {found['train_examples']} training "
-                f"examples, label skew {found['skew']:.2f} (0: all alike, 1: nothing shared)."
+                f"{setting + ': ' if setting else ''}{counted(found['clients'], 'client')}, "
+                f"{counted(found['train_examples'], 'training example')}, label skew {found['skew']:.2f} (0: all "
+                "alike, 1: nothing shared)."
             )
         for client in found.get("rows", ()):
             for label, count in enumerate(client.get("label_counts", ())):

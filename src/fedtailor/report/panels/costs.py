@@ -21,8 +21,9 @@ from fedtailor.report.tables import shown
 from fedtailor.report.targets import guessing
 
 MATCHED = (
-    "Best figures, and what more it took to match the next method below; below zero is less (mean over seeds). FLOPs "
-    "and parameters sent (numbers of four bytes, down and up) are those of all clients and rounds until then"
+    "Best figures of the mean over seeds, and what more it took until that mean first matched the best of the next "
+    "method below; below zero is less. FLOPs and parameters sent (numbers of four bytes, down and up) are those of all "
+    "clients and rounds until then"
 )
 
 
@@ -82,6 +83,6 @@ def _matched(line: Row, metric: str) -> Row:
         "FLOPs": short(line["flops"]),
         "parameters sent": short(line["parameters"]),
         "matches": line.get("against", ""),
-        "more FLOPs": signed(more["flops"]) if more else "never" if "against" in line else "",
+        "more FLOPs": signed(more["flops"]) if more else "",
         "more parameters sent": signed(more["parameters"]) if more else "",
     }  # fmt: skip

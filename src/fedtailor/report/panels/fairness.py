@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedtailor.charts.grouping import Runs, by_setting, of_common_seeds, round_to, setting_filter
-from fedtailor.charts.panel import Chart, Panel, Row, axis, lines
+from fedtailor.charts.panel import Chart, Panel, ReportedRun, Row, axis, lines
 from fedtailor.report.amounts import short, size
 from fedtailor.report.fairness import (
     FIGURES,
@@ -14,12 +14,14 @@ from fedtailor.report.fairness import (
     allowed_by,
     everything_unequal,
     marks,
+    narrower,
     not_recorded,
     spending,
     times,
     unequal_budgets,
+    widths_of,
 )
-from fedtailor.report.rules import unequal_rules
+from fedtailor.report.rules import has_statistics, unequal_rules
 
 MEANING = (
     "Figures are means over clients, rounds and seeds: what one client spent on training in a round that it took part "
@@ -41,7 +43,9 @@ def fairness(runs: Runs) -> Panel:
         found = spending(results, {variant: allowed_by(each[0].setup) for variant, each in methods.items()})
         at = f"With {setting}: " if setting else ""
         words += [f"{at}{sentence}" for sentence in _budgets(found, len(methods))]
-        words += unequal_rules({variant: each[0].config for variant, each in methods.items()})
+        words += filter(None, (_narrower(variant, each[0]) for variant, each in methods.items()))
+        statistics = any(has_statistics(each[0].setup) for each in methods.values())
+        words += unequal_rules({variant: each[0].config for variant, each in methods.items()}, statistics)
         words += [
             f"{variant}: made before it was recorded what each tier spends."
             for variant in not_recorded(results)
@@ -53,6 +57,11 @@ def fairness(runs: Runs) -> Panel:
     beyond = any(abs(row[figure] - 1) > TOLERANCE for row in ratios for figure in FIGURES if figure in row)
     charts = [_chart(ratios, setting_filter(runs))] if beyond else []
     return Panel("fairness", "Fairness", "\n".join(dict.fromkeys(words)), charts, tables)
+
+
+def _narrower(variant: str, run: ReportedRun) -> str:
+    method = run.config.get("method", {})
+    return narrower(variant, str(method.get("name", variant)), method.get("widths"), widths_of(run.setup))
 
 
 def _budgets(found: Spending, methods: int) -> list[str]:

@@ -56,9 +56,8 @@ def best_in_words(
             small = {variant: there[variant] for variant in there if macs[variant] <= SAME_SIZE * fewest}
             fitting = max(small, key=lambda variant: sign * small[variant])
             words[-1] += (
-                f" It gives them a network of {short(macs[winner])} MACs, {macs[winner] / fewest:.3g} times the "
-                "smallest; "
-                f"of the smallest networks the first is that of {fitting}, {shown(metric, small[fitting])}."
+                f" Its network there takes {short(macs[winner])} MACs; the best of the smallest ones, that of "
+                f"{fitting} with {short(macs[fitting])}, has {shown(metric, small[fitting])}."
             )
     return words
 

@@ -26,12 +26,13 @@ from fedtailor.charts.panel import (
     axis,
     lines,
     lines_and_points,
-    points,
+    spans,
 )
 from fedtailor.record import Spent, Tiers, headline
 from fedtailor.report.targets import last_evaluation, mean_over_tiers, spent_until
 
 ALL = "all"  # the mean over device classes
+BROKEN = r"split(replace(datum.label, /:/g, ':\n'), '\n')"  # a method's settings below its name
 WIDTHS = ".3~g"  # 0.125, 0.25, 1
 ONCE = (
     "Every run was evaluated once, after its last round, so that there is no course to show. The setting "
@@ -193,19 +194,13 @@ def left_behind(runs: Runs) -> Panel:
                 "best": round_to(best),
             }
             rows.append({**row, "gap": round_to(best - worst)})
-    by_method = axis("method", "method", "nominal", sort=None, axis={"labelAngle": 0, "labelLimit": 110})
+    by_method = axis("method", "method", "nominal", sort=None, axis={"labelExpr": BROKEN, "title": None})
+    lines = max(Counter(row.get("setting") for row in rows).values())
+    longest = max(len(str(row["tier"])) for row in rows)
     score = _score(metrics)
-    reach = {"x": by_method, "y": {**score, "field": "worst"}, "y2": {"field": "best"}}
-    dots = points(by_method, score, "tier")
-    dots["encoding"] |= {"color": axis("tier", "device class", "ordinal", sort=None)}
-    dots["encoding"]["shape"] = axis("tier", "device class", "nominal", sort=None)
-    views = {
-        "device classes": {
-            "layer": [{"mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.4}, "encoding": reach}, dots],
-            "height": 320,
-        }
-    }
-    text = "One mark per device class, mean over seeds; the line goes from the worst served to the best served class."
+    score["scale"] |= {"padding": min(8 + 7 * longest, 120)}  # pixels, for the names beside the marks
+    views = {"device classes": spans(score, by_method, "tier", ("worst", "best"), lines)}
+    text = "One mark per device class, mean over seeds; the band goes from the worst served to the best served class."
     chart = Chart(
         "left-behind", f"{_told(metrics)} of every device class", text, rows, views, setting_filter(runs)
     )
