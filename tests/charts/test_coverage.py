@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedtailor.charts.coverage import coverage, map_cells, never_trained, trained_so_far
@@ -40,7 +42,10 @@ def test_the_lockstep_window_leaves_pairs_untouched_and_the_panel_shows_it(tmp_p
     assert rows[-1]["trained"] == pytest.approx(100 - never, abs=0.01)
     found = {each.key: each for each in all_panels([run])}
     assert "fedrolex" in found
-    assert "never trained" in found["coverage"].text
+    assert found["coverage"].text.startswith("Some weights were never trained by fedrolex: they keep")
+    assert not any("seed" in chart.text for chart in found["coverage"].charts)
+    again = {each.key: each for each in all_panels([run, replace(run, seed=2)])}
+    assert all(chart.text.endswith(" Shown is seed 1 alone.") for chart in again["coverage"].charts)
 
 
 def test_weights_with_a_tag_are_tensors_of_their_own(tmp_path):
