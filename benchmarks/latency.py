@@ -176,7 +176,7 @@ def draw(figures: Mapping[str, Any]) -> None:
                 {"network": name, "of": what, "width": float(width), "share": value / values["1"]}
                 for width, value in values.items()
             ]
-    axis = {"values": list(WIDTHS), "format": "~g"}
+    axis = {"values": list(WIDTHS), "format": ".2~f"}
     dashes = {"domain": ["MACs", *FORMS], "range": [[4, 4], [1, 0], [1, 0], [1, 0]]}
     colours = {"domain": ["MACs", *FORMS], "range": ["#777777", "#4477aa", "#ee6677", "#228833"]}
     chart = {
