@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import runpy
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,9 @@ from fedtailor.run.interface import run_config
 from fedtailor.storage.files import CLIENTS
 from fedtailor.storage.sparse_file import FORMAT, load_sparse
 
-FUZZ = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "fuzz_files.py"))
+TOOLS = Path(__file__).parents[1] / "tools"
+sys.path.insert(0, str(TOOLS))
+FUZZ = runpy.run_path(str(TOOLS / "fuzz_files.py"))
 DEEP = "[" * 100_000
 INPUTS = 6  # of each kind
 
