@@ -260,6 +260,7 @@ def reference_run(method: str, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return REFERENCES[method]
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_run_that_was_killed(tmp_path):
     path = write_config(tmp_path, "fedavg", 2, rounds=10_000)
     process = subprocess.Popen(

@@ -43,6 +43,7 @@ from helpers import (
     mlp_model,
     run,
     setup_of,
+    slow_if,
     timeless,
     vector_data,
     with_nan_inputs,
@@ -287,7 +288,9 @@ class Losing:
             yield from (Refused(number, tasks[0].round, "gone") for number in gone)
 
 
-@pytest.mark.parametrize("drawn", ["exactly 30 %", "each with 30 %"])
+@pytest.mark.parametrize(
+    "drawn", [slow_if(each, "exactly 30 %") for each in ("exactly 30 %", "each with 30 %")]
+)
 def test_thirty_per_cent_drop_out_for_a_hundred_rounds(drawn):
     """No round is abandoned, and every merge is the exact mean over the survivors."""
     rounds, clients = 100, 10

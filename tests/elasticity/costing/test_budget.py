@@ -392,7 +392,8 @@ def test_every_network_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [slow_if(name, "mobilenetv2", "resnet50", "transformer") for name in NETWORKS]
+    "name",
+    [slow_if(name, "mobilenetv2", "resnet50", "transformer", "vit", "text-classifier") for name in NETWORKS],
 )
 def test_fits_are_the_largest_on_small_networks(name: str) -> None:
     check_network(name, small=True, budgets=4)

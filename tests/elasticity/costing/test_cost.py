@@ -210,7 +210,9 @@ def dense_model() -> ElasticModel:
     return elastic(Dense(), (torch.randn(2, 3, 8, 8), torch.arange(2)))
 
 
-@pytest.mark.parametrize("name", [slow_if(name, "mobilenetv2", "resnet50") for name in [*NETWORKS, "dense"]])
+@pytest.mark.parametrize(
+    "name", [slow_if(name, "mobilenetv2", "resnet50", "vit") for name in [*NETWORKS, "dense"]]
+)
 def test_curves_agree_with_the_plain_small_network(name: str) -> None:
     model = dense_model() if name == "dense" else network(name, small=True)
     for limit in ("macs", "memory"):
