@@ -101,6 +101,7 @@ def run_of(file: Path) -> object:
     ("look", "words"),
     [
         (report_of(replaced("metrics.jsonl", b'"macs": 7', b'"mac5": 7')), "deployed"),
+        (report_of(replaced("metrics.jsonl", b'"accuracy": 0.5', b'"4ccuracy": 0.5')), "tiers"),
         (report_of(replaced("coverage.jsonl", b'"channels"', b'"chann3ls"')), "does not fit its setup"),
         (report_of(replaced("setup.json", b'"groups": {"conv1"', b'"groups": {"conv2"')), "does not fit its setup"),
         (report_of(replaced("setup.json", b'"length": 4', b'"length": 4000000000')), "setup.json is damaged"),
