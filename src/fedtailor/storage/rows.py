@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.errors import CorruptError
-from fedtailor.record import LOSS, Covered, RoundRecord, Row, headline
+from fedtailor.record import Covered, RoundRecord, Row, headline
 
 ROUND, HELD = "round", "coverage"  # keys of a line of ``coverage.jsonl``; entries are fields of ``Covered``
 LARGEST_LAYER = 2**30  # pairs of outputs and inputs
@@ -77,8 +77,8 @@ def record_of(line: str, coverage: Mapping[int, list[Covered]], events: Mapping[
         if key in row and not fits(row[key]):
             raise ValueError(f"{key} is {type(row[key]).__name__}")
     for key in ("tiers", "validation"):
-        if row.get(key) and not all(headline(row[key]) in scores for scores in row[key].values()):
-            raise ValueError(f"{key} have no metric in common")
+        if row.get(key) and len({headline({"": scores}) for scores in row[key].values()}) > 1:
+            raise ValueError(f"{key} are judged by different metrics")
     for key in ("tiers", "validation", "reported"):
         if row.get(key):
             row[key] = {name: {n: _number(v) for n, v in each.items()} for name, each in row[key].items()}
@@ -238,17 +238,7 @@ def _is_cost(value: Any) -> bool:
 
 
 _counts = _is_table_of(_is_count)
-_numbers = _is_table_of(_is_table_of(_is_number))
-
-
-def _are_scores(value: Any) -> bool:
-    """Metrics of every tier; all are judged by the same, the first that is not the loss."""
-    if not _numbers(value):
-        return False
-    return len({next((name for name in scores if name != LOSS), "") for scores in value.values()}) <= 1
-
-
-_scores = _or_none(_are_scores)
+_scores = _or_none(_is_table_of(_is_table_of(_is_number)))
 FORMS: dict[str, Check] = {
     **dict.fromkeys(("round", "clients", "merged", "abandoned", "resting", "too_small", "measured_on"), _is_count),
     **dict.fromkeys(("bytes_down", "bytes_up", "macs"), _is_count),
