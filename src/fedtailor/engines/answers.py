@@ -104,10 +104,8 @@ def _fault_in_metrics(task: Task, metrics: object) -> Fault | None:
 
 
 def _fault_in_memory(task: Task, answer: Update) -> Fault | None:
-    """A memory must be plain and small: the server keeps it, and writes it into every checkpoint."""
-    if answer.memory is task.memory or _same(
-        answer.memory, task.memory
-    ):  # what it was handed, travelled or not
+    """A memory must be plain and small, because the server keeps it; what the client was handed it may hand back."""
+    if answer.memory is task.memory or _same(answer.memory, task.memory):
         return None
     tensors: list[Tensor] = []
     try:
@@ -131,9 +129,8 @@ def _same(one: object, other: Mapping[str, Any]) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return (one.dtype, one.layout, one.device) == (other.dtype, other.layout, other.device) and torch.equal(
-        one, other
-    )
+    kinds = [(each.dtype, each.layout, each.device) for each in (one, other)]
+    return kinds[0] == kinds[1] and torch.equal(one, other)
 
 
 def _length(structure: Any) -> int:

@@ -118,9 +118,8 @@ def _free() -> Iterator[int]:
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
     most, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    if (
-        most.isdecimal() and used.isdecimal()
-    ):  # a container's own limit; pages of files are given back when needed
+    # A container's own limit; pages of files count as used, and are given back when needed.
+    if most.isdecimal() and used.isdecimal():
         pages = dict(line.split(maxsplit=1) for line in _text("/sys/fs/cgroup/memory.stat").splitlines())
         yield max(0, int(most) - int(used) + int(pages.get("inactive_file", 0)))
     if not os.path.exists("/proc/meminfo") and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):

@@ -75,9 +75,8 @@ class Profile:
 LIMITS = ("macs", "params", "bytes", "memory", "step_time")  # what a device may say of itself
 
 
-TierFor = Callable[
-    [Budget], int
-]  # the number of the tier that a device with limits of its own is counted with
+# The number of the tier that a device with limits of its own is counted with.
+TierFor = Callable[[Budget], int]
 
 
 def _first(_budget: Budget) -> int:

@@ -24,9 +24,7 @@ FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged", FAILED})
 
 MOST_NAMED = 10  # clients in a sentence
 LONGEST_PAUSE = 300.0  # seconds between two tries of a round
-DESERTED_PAUSE = (
-    30.0  # at least, where nobody was there: a network that is lost comes back, and nodes join again
-)
+DESERTED_PAUSE = 30.0  # at least, where nobody was there: networks come back, and nodes join again
 
 Strikes = Mapping[int, int]
 Clock = Callable[[], float]

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from fedtailor.elasticity.costing.fitting import check_honoured
 from fedtailor.engines.protocol import Engine
+from fedtailor.errors import FedtailorError
 from fedtailor.messages import Client, Task, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
@@ -70,15 +71,14 @@ def run_rounds(
         try:
             at = replace(at, state=method.begin(at.state, model))
             tries, strikes, clients = hold_round(setup, at, timely)
-            updates, best, evaluation = tries[-1].updates, at.best, None
-            merged = method.merge(at.state, updates, model)
-        except Exception:
+        except FedtailorError:
             if late is not None:  # the round before has come to its end all the same
                 late.end(settings.stopping, on_end)
             raise
-        if late is not None:
+        updates, best, evaluation = tries[-1].updates, at.best, None
+        if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
-        ended = at.after(merged, updates, best, strikes)
+        ended = at.after(method.merge(at.state, updates, model), updates, best, strikes)
         if settings.evaluates(ended.state.round):
             last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
             aside = None if last else evaluate_aside(setup, ended, timely)

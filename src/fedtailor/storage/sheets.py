@@ -25,9 +25,8 @@ from fedtailor.storage.generations import Generation
 from fedtailor.storage.wire import decode, encode
 
 SUFFIX = ".sheet"
-LOOKED_AT = (
-    3  # old memories for each new one: fewer, and what is superseded would gather faster than it is given up
-)
+# Old memories for each new one: with fewer, what is superseded would gather faster than it is given up.
+LOOKED_AT = 3
 AT_ONCE = 100  # files that one round removes at most: the best round may let go of many together
 
 Address = tuple[int, int]  # a client, and the round in which it kept something
@@ -69,9 +68,8 @@ class Sheets:
     """All that clients keep and where it is written, as a value."""
 
     memories: Memories = field(default_factory=dict)
-    pages: tuple[
-        tuple[int, tuple[Address, ...]], ...
-    ] = ()  # round of each sheet, oldest first; what is in it
+    # Of each sheet, oldest first, its round and what is in it.
+    pages: tuple[tuple[int, tuple[Address, ...]], ...] = ()
     skipped: int = 0
     digest: str = ""
 

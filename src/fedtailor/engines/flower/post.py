@@ -17,10 +17,8 @@ from fedtailor.storage.wire import DecodeError
 
 HEAD, PIECES, TEXT = "fedtailor", "pieces", "head"
 FRAME = "fedtailor-frame"  # how the bytes of an array are to be read
-LARGEST_HEAD, DEEPEST_HEAD = (
-    2**24,
-    32,
-)  # bytes; tables and lists in one another: more would end in a RecursionError
+LARGEST_HEAD = 2**24  # bytes
+DEEPEST_HEAD = 32  # tables and lists in one another
 MARGIN = 60.0  # seconds that a message outlives the wait for it
 Head = dict[str, Any]
 
