@@ -28,7 +28,7 @@ from fedtailor.fleet import FleetSettings
 from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
-from fedtailor.server.setup import NormSettings, RoundSettings
+from fedtailor.server.setup import AsynchronousSettings, NormSettings, RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.journal import CheckpointSettings
@@ -38,6 +38,7 @@ Table = dict[str, Any]
 S = TypeVar("S")
 
 DEEPEST = 20  # tables in tables
+TABLES = (".toml", ".csv")  # files of devices
 TOO_DEEP = "tables or lists nested far too deep; expected sections of keys"
 LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it
 # What was chosen for the one is of no use to another: an override of the first key drops the others of its section.
@@ -83,6 +84,7 @@ class RunConfig:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     norm: NormSettings = field(default_factory=NormSettings)
+    asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
 
     def __post_init__(self) -> None:
@@ -101,8 +103,9 @@ class RunConfig:
     def round_settings(self) -> RoundSettings:
         """The part that the round loop reads."""
         return RoundSettings(
-            self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine, self.norm
-        )
+            self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine, self.norm,
+            self.asynchronous,
+        )  # fmt: skip
 
     @cached_property
     def built_method(self) -> Method:
@@ -298,7 +301,8 @@ def anchored_value(key: str, value: Any, folder: Path) -> Any:
         return f"{_whole(f'{file}.py', folder)}:{name}"
     own = key == "data.dataset" and value not in dataset_names()
     is_path = own and (looks_like_path(value) or os.path.isdir(folder / value))
-    return _whole(value, folder) if is_path or key == "model.weights" else value
+    named = key in ("model.weights", "fleet.trace") or (key == "fleet.devices" and value.endswith(TABLES))
+    return _whole(value, folder) if is_path or (named and value) else value
 
 
 def _whole(path: str, folder: Path) -> str:

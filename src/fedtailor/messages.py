@@ -115,6 +115,27 @@ class ServerState:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, order=True)
+class Flight:
+    """A client under way, in simulated time: it was sent a piece of the model of round ``base``."""
+
+    ends: float
+    client: int
+    tier: str
+    base: int
+    began: float
+    late: bool = False  # it ends at the deadline, with nothing
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """What simulated time hands from round to round: the time, who is under way, and the models that these were sent."""
+
+    now: float = 0.0
+    flights: tuple[Flight, ...] = ()
+    bases: Mapping[int, ServerState] = field(default_factory=dict)  # by round
+
+
 @dataclass(frozen=True)
 class Deployed:
     """What a device is given in the end: one piece of the model, or several whose outputs are averaged."""

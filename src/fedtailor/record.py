@@ -61,6 +61,20 @@ class TierSpent(Spent):
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """What a round took on the devices themselves, in simulated time and energy."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+    idle: float = 0.0  # seconds that clients who were done waited for others, summed
+    by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of devices, by their own tier
+
+    def __add__(self, other: Simulated) -> Simulated:
+        """Totals, without classes."""
+        return Simulated(self.seconds + other.seconds, self.joules + other.joules, self.idle + other.idle)
+
+
+@dataclass(frozen=True)
 class Covered:
     """So many clients sent just these channels and tensors: ``cut`` as ``cutting.encoding`` writes it, tags of weights.
 
@@ -96,6 +110,7 @@ class RoundRecord:
     failed: Mapping[str, Sequence[str]] = field(
         default_factory=dict
     )  # what clients' code raised -> which clients
+    simulated: Simulated | None = None  # of fleets of devices
 
     @property
     def spent(self) -> Spent:
@@ -128,6 +143,8 @@ class RoundRecord:
             if name in table:
                 _put(parts, path, table[name])
         made: Row = {part: kind(**parts[part]) for part, kind in PARTS.items()}
+        if parts.get("simulated") is not None:
+            made["simulated"] = _simulated(parts["simulated"])
         made["by_tier"] = {tier: _tier_spent(each) for tier, each in parts.get("by_tier", {}).items()}
         raised = {error: tuple(clients) for error, clients in (failed or {}).items()}
         return cls(**{**parts, **made}, coverage=tuple(coverage), seconds=seconds, failed=raised)
@@ -154,6 +171,7 @@ KEYS = {
     "measuring.bytes_up": "measuring.bytes_up",
     "measuring.macs": "measuring.macs",
     "by_tier": "by_tier",
+    "simulated": "simulated",
     "train_loss": "train_loss",
     "tiers": "tiers",
     "validation": "validation",
@@ -167,6 +185,7 @@ SOMETIMES = (
     "measured_on",
     "refused_by",
     "by_tier",
+    "simulated",
     "tiers",
     "validation",
     "best_round",
@@ -185,7 +204,7 @@ def _put(table: Row, path: str, value: Any) -> None:
 
 def _copied(value: Any) -> Any:
     """Mappings as dictionaries of their own, however deep."""
-    if isinstance(value, TierSpent):
+    if isinstance(value, TierSpent | Simulated):
         return asdict(value)
     return {key: _copied(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
@@ -193,6 +212,11 @@ def _copied(value: Any) -> Any:
 def _tier_spent(table: Mapping[str, int]) -> TierSpent:
     known = {item.name for item in fields(TierSpent)}
     return TierSpent(**{name: value for name, value in table.items() if name in known})
+
+
+def _simulated(table: Mapping[str, Any]) -> Simulated:
+    known = {item.name for item in fields(Simulated)}
+    return Simulated(**{name: value for name, value in table.items() if name in known})
 
 
 def headline(tiers: Tiers) -> str:

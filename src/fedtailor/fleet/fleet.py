@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError, require
+from fedtailor.fleet.devices.equipment import Equipment
 from fedtailor.messages import Client
 from fedtailor.seeds import Seeds
 
@@ -39,6 +40,8 @@ class Fleet:
 
     ``too_small`` says what becomes of devices that no piece of the model fits: the run is refused, or goes on without
     them. ``without`` makes the fleet that is left; its other clients stay who they are.
+
+    A fleet of a table of devices has ``equipment``: what a simulated clock asks. ``equipped`` gives its tiers budgets.
     """
 
     tiers: tuple[Tier, ...]
@@ -48,6 +51,7 @@ class Fleet:
     too_small: TooSmall = "refuse"
     whole: tuple[Tier, ...] = ()  # with those that no piece fits, where some are left out
     least_macs: Fraction | None = None  # with a range: who has less is left out
+    equipment: Equipment | None = None
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -70,7 +74,9 @@ class Fleet:
             able = None if self.least_macs is None else np.flatnonzero(shares >= float(self.least_macs))
             return Population(self, num_examples, self._affordable(shares), shares, able)
         everyone = self.whole or self.tiers
-        if self.dynamic and not self.only_top:
+        if self.equipment is not None:
+            tiers = self.equipment.tiers(count)
+        elif self.dynamic and not self.only_top:
             total = sum(tier.share for tier in everyone)
             shares = np.array([float(tier.share / total) for tier in everyone])
             tiers = seeds.numpy("capacity", round=round).choice(
@@ -83,6 +89,10 @@ class Fleet:
         place = {tier.name: number for number, tier in enumerate(self.tiers)}
         own = np.array([place.get(tier.name, -1) for tier in everyone], dtype=np.int32)[tiers]
         return Population(self, num_examples, own, able=np.flatnonzero(own >= 0))
+
+    def equipped(self, budgets: Mapping[str, Budget]) -> Fleet:
+        """The fleet with these budgets of its tiers, by name."""
+        return replace(self, tiers=tuple(replace(tier, budget=budgets[tier.name]) for tier in self.tiers))
 
     def without(self, left_out: Sequence[Tier], least_macs: Fraction | None = None) -> Fleet:
         """The fleet without the devices of these tiers, which are counted and take no part."""
@@ -105,6 +115,8 @@ class Fleet:
         everyone = self.whole or self.tiers
         if self.only_top:
             return [0] * (len(everyone) - 1) + [clients]
+        if self.equipment is not None:
+            return np.bincount(self.equipment.tiers(clients), minlength=len(everyone)).tolist()
         if len(everyone) > clients:
             raise FedtailorError(
                 f"{clients} client(s) for {len(everyone)} tiers: expected at least one client per tier; "

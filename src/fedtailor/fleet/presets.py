@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from fedtailor.elasticity.costing.budget import LIMITS, Budget
 from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.errors import FedtailorError, require, unknown
+from fedtailor.fleet.devices.equipment import Equipment
+from fedtailor.fleet.devices.grouping import tiers_of
+from fedtailor.fleet.devices.quantities import seconds
+from fedtailor.fleet.devices.reading import read_devices
+from fedtailor.fleet.devices.traces import read_courses
 from fedtailor.fleet.fleet import Fleet, Tier, TooSmall
 
 HETEROFL_WIDTHS = {
@@ -33,22 +42,61 @@ class FleetSettings:
     """Your own: name, share, and limits such as width or macs."""
     too_small: TooSmall = "refuse"
     """skip: go on without devices that no piece of the model fits."""
+    devices: str | list[dict[str, Any]] = ""
+    """A table of devices instead of a name: built-in, a .toml or .csv file, or rows; a simulated clock counts by it."""
+    deadline: str | float | None = None
+    """Of devices: how long a round may take, in simulated time, such as 60s; each is given what it can finish."""
+    most_tiers: int = 8
+    """Of devices: a longer table is grouped into so many tiers of devices that are alike."""
+    trace: str = ""
+    """Of devices: a .csv file that says when they are there and how busy (device, from, to, availability, load)."""
 
     def __post_init__(self) -> None:
         choices = ("static", "dynamic")
         require(self.capacity in choices, "fleet.capacity", self.capacity, "static or dynamic")
         require(self.too_small in ("refuse", "skip"), "fleet.too_small", self.too_small, "refuse or skip")
+        require(self.most_tiers >= 1, "fleet.most_tiers", self.most_tiers, "at least 1")
+        for name in () if self.devices else ("deadline", "trace"):
+            value = getattr(self, name)
+            require(not value, f"fleet.{name}", value, "a table of fleet.devices with it")
+        if self.devices:
+            require(not self.tiers, "fleet.tiers", self.tiers, "none beside fleet.devices, which makes them")
+            static = self.capacity == "static"
+            require(
+                static,
+                "fleet.capacity",
+                self.capacity,
+                "static: fleet.trace says when devices of a table change",
+            )
         build_fleet(self)
 
 
 def build_fleet(settings: FleetSettings) -> Fleet:
     """The fleet that the settings describe."""
     dynamic = settings.capacity == "dynamic"
+    if settings.devices:
+        return _of_devices(settings)
     if settings.tiers:
         own = tuple(_own_tier(number, table) for number, table in enumerate(settings.tiers))
         return Fleet(own, dynamic, too_small=settings.too_small)
     named = fleet_by_name(settings.name, dynamic=dynamic, drop_scale=settings.drop_scale)
     return replace(named, too_small=settings.too_small)
+
+
+def _of_devices(settings: FleetSettings) -> Fleet:
+    """Tiers of a table; their budgets are those of the full model until one knows which piece each can finish."""
+    devices = read_devices(settings.devices)
+    names, placed = tiers_of(devices, settings.most_tiers)
+    deadline = math.inf if settings.deadline is None else seconds("fleet.deadline", settings.deadline)
+    require(deadline > 0, "fleet.deadline", settings.deadline, "a time above 0, such as '60s'")
+    courses = read_courses(Path(settings.trace), devices.names) if settings.trace else {}
+    weights = np.bincount(placed, weights=devices.columns["share"], minlength=len(names))
+    tiers = [
+        Tier(name, Budget(width=1), Fraction(float(weight)))
+        for name, weight in zip(names, weights, strict=True)
+    ]
+    equipment = Equipment(devices, placed, deadline, courses)
+    return Fleet(tuple(tiers), too_small=settings.too_small, equipment=equipment)
 
 
 def fleet_by_name(name: str, *, dynamic: bool = False, drop_scale: float | None = None) -> Fleet:

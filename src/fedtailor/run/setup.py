@@ -41,6 +41,8 @@ from fedtailor.run.learning import (
     too_few_outputs,
 )
 from fedtailor.seeds import Seeds
+from fedtailor.server.clock.buffered import check_buffered
+from fedtailor.server.clock.equipping import equipped
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.steps import OnNotice, step
 
@@ -123,6 +125,7 @@ def prepare(
     step("checking what each tier is given")
     if not model.learning_task.classes:
         data = dataclasses.replace(data, num_classes=0)
+    fleet = equipped(fleet, method, model, data)
     check(method, model, data, fleet, settings)
     try:
         setup = _fitted(method, model, data, fleet, settings, seeds)
@@ -225,6 +228,10 @@ def check(
     outputs = [model.groups.counts[group] for group in model.groups.outputs]
     if data.num_classes and outputs and max(outputs) < data.num_classes:
         raise too_few_outputs(max(outputs), data)
+    if settings.asynchronous.buffer:
+        has_devices = fleet.equipment is not None
+        require(has_devices, "asynchronous.buffer", settings.asynchronous.buffer, "fleet.devices with it")
+        check_buffered(method)
     check_task(model, data)
     check_loss(model)
     method.check_task(model)

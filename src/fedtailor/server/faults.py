@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from fedtailor.engines.protocol import FAILED, Answer, Engine, Starting
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import ClientsFailedError, QuorumError
-from fedtailor.messages import Client, Refused, Task, Update
+from fedtailor.fleet.devices.trips import Timetable
+from fedtailor.messages import Client, Refused, Task, UnderWay, Update
 
 # No fault of the client, or one that it has owned up to: nothing that would be worse the next time.
-FORGIVEN = frozenset({"late", "no-answer", "worker-died", "diverged", FAILED})
+FORGIVEN = frozenset({"late", "surplus", "stale", "no-answer", "worker-died", "diverged", FAILED})
 
 MOST_NAMED = 10  # clients in a sentence
 LONGEST_PAUSE = 300.0  # seconds between two tries of a round
@@ -80,6 +81,17 @@ class Try:
     tasks: list[Task]
     updates: list[Update]
     refused: list[Refused]
+    table: Timetable | None = None  # in simulated time
+
+
+@dataclass(frozen=True)
+class Held:
+    """A round before its merge: all tries, of which the last counts, the new strikes, who was there, and the time."""
+
+    tries: list[Try]
+    strikes: dict[int, int]
+    clients: Sequence[Client]
+    under_way: UnderWay
 
 
 def resting(strikes: Strikes, rules: EngineSettings) -> frozenset[int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from fedtailor.elasticity.costing.fitting import check_honoured
@@ -25,8 +26,10 @@ from fedtailor.messages import Client, Task, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
+from fedtailor.server.clock.buffered import fill_buffer
+from fedtailor.server.clock.timetable import NOBODY_SECONDS, assigned, there, timetable
 from fedtailor.server.evaluation import Evaluation, LaterEvaluation, evaluate, evaluate_aside
-from fedtailor.server.faults import Timely, Try
+from fedtailor.server.faults import Held, Timely, Try
 from fedtailor.server.recording import evaluated, round_record
 from fedtailor.server.sampling import sample
 from fedtailor.server.setup import Setup
@@ -70,15 +73,16 @@ def run_rounds(
         started = time.monotonic()
         try:
             at = replace(at, state=method.begin(at.state, model))
-            tries, strikes, clients = hold_round(setup, at, timely)
+            held = fill_buffer(setup, at, timely) if setup.waits_for_nobody else hold_round(setup, at, timely)
         except FedtailorError:
             if late is not None:  # the round before has come to its end all the same
                 late.end(settings.stopping, on_end)
             raise
-        updates, best, evaluation = tries[-1].updates, at.best, None
+        tries, updates, best, evaluation = held.tries, held.tries[-1].updates, at.best, None
         if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
-        ended = at.after(method.merge(at.state, updates, model), updates, best, strikes)
+        merged = method.merge(at.state, updates, model)
+        ended = at.after(merged, updates, best, held.strikes, held.under_way)
         if settings.evaluates(ended.state.round):
             last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
             aside = None if last else evaluate_aside(setup, ended, timely)
@@ -86,7 +90,7 @@ def run_rounds(
                 at, seconds = ended, time.monotonic() - started
                 late = Late(round_record(setup, at, tries, None, seconds), at, aside)
                 continue
-            evaluation, ended = evaluated_at_once(setup, ended, clients, timely)
+            evaluation, ended = evaluated_at_once(setup, ended, held.clients, timely)
         at = ended
         on_end(round_record(setup, at, tries, evaluation, time.monotonic() - started), at)
         if requests is not None:
@@ -127,10 +131,8 @@ class Late:
         return best
 
 
-def hold_round(
-    setup: Setup, at: Checkpoint, engine: Engine
-) -> tuple[list[Try], dict[int, int], Sequence[Client]]:
-    """Ask clients until enough have answered: all tries, of which the last counts, the new strikes, who was there.
+def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
+    """Ask clients until enough have answered.
 
     What decides is derived from the round and the number of the try, so a round that is redone goes the same way.
     Where clients come and go, every try looks who is there; one that finds nobody has failed.
@@ -138,7 +140,7 @@ def hold_round(
     method, model, seeds = setup.method, setup.model, setup.seeds
     state, rules, count = at.state, setup.settings.engine, setup.settings.clients_per_round
     tries: list[Try] = []
-    strikes = dict(at.strikes)
+    strikes, now = dict(at.strikes), at.under_way.now
     while len(tries) <= rules.retries:
         if tries:
             time.sleep(faults.pause_before(len(tries), rules, deserted=not tries[-1].tasks))
@@ -149,16 +151,23 @@ def hold_round(
         willing = method.participants(state, clients, model)
         without = faults.resting(strikes, rules)
         size, retry = faults.cohort_size(count, rules), len(tries)
-        cohort = sample(willing, size, state.round, seeds, without=without, retry=retry)
+        able = there(setup, state.round, now, retry)
+        cohort = sample(willing, size, state.round, seeds, without=without, retry=retry, there=able)
+        if able is not None and not cohort:
+            now += NOBODY_SECONDS
+            tries.append(Try([], [], []))
+            continue
         if willing and not cohort:
             raise faults.nobody_left(state.round, rules)
-        tasks = [method.assign(state, client, model, seeds) for client in cohort]
-        tasks = [marked(_with_memory(task, at)) for task in tasks]
-        updates, refused = check_answers(tasks, engine.run(tasks), model)
+        tasks = [marked(_with_memory(assigned(setup, state, client, now), at)) for client in cohort]
+        table, gone = timetable(setup, tasks, now)
+        running = [task for task in tasks if task.client.id not in gone]
+        updates, refused = check_answers(tasks, chain(gone.values(), engine.run(running)), model)
         strikes = faults.with_strikes(strikes, cohort, refused)
-        tries.append(Try(tasks, updates, refused))
+        now += table.seconds if table is not None else 0.0
+        tries.append(Try(tasks, updates, refused, table))
         if faults.enough(tries[-1], count, rules):
-            return tries, strikes, clients
+            return Held(tries, strikes, clients, replace(at.under_way, now=now))
     raise faults.give_up(state.round, tries, count, rules, setup.data.client_name)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.encoding import cut_value
 from fedtailor.elasticity.cutting.names import is_tagged, tag_of
+from fedtailor.fleet.devices.trips import Trip
 from fedtailor.messages import Refused, Update
-from fedtailor.record import LOSS, Best, Cohort, Covered, RoundRecord, Spent
+from fedtailor.record import LOSS, Best, Cohort, Covered, RoundRecord, Simulated, Spent
 from fedtailor.server import faults
 from fedtailor.server.bytes_and_macs import training_spent
 from fedtailor.server.evaluation import Evaluation
@@ -42,8 +43,44 @@ def round_record(
         coverage=covered(merged),
         seconds=round(seconds, 4),
         failed=faults.failures(_refusals(tries, evaluation)),
+        simulated=simulated(setup, tries),
     )
     return record if evaluation is None else evaluated(record, evaluation, after.best)
+
+
+def simulated(setup: Setup, tries: Sequence[Try]) -> Simulated | None:
+    """What all tries of a round took on the devices, in all and by class; nothing without devices."""
+    equipment, clients = setup.fleet.equipment, setup.data.num_clients
+    if equipment is None:
+        return None
+    names = [tier.name for tier in setup.fleet.whole or setup.fleet.tiers]
+    by_class: dict[str, Counter[str]] = {}
+    for tried in tries:
+        answered = {update.client for update in tried.updates}
+        for task in tried.tasks:
+            client = task.client.id
+            spent = by_class.setdefault(names[equipment.tier(client, clients)], Counter())
+            way = tried.table.trips[client] if tried.table else Trip(0, 0, 0)
+            spent.update(
+                {"asked": 1, "answered": int(client in answered), "bytes_down": task.nbytes,
+                 "seconds": way.seconds, "compute": way.compute, "joules": way.joules}  # type: ignore[dict-item]
+            )  # fmt: skip
+    tables = [tried.table for tried in tries if tried.table is not None]
+    return Simulated(
+        seconds=_short(sum(each.seconds for each in tables)),
+        joules=_short(sum(each.joules for each in tables)),
+        idle=_short(sum(each.idle for each in tables)),
+        by_class={
+            name: {key: _short(value) for key, value in by_class[name].items()}
+            for name in names
+            if name in by_class
+        },
+    )
+
+
+def _short(value: float) -> float:
+    """Enough digits for people and sums, so that rows stay short."""
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def evaluated(record: RoundRecord, evaluation: Evaluation, best: Best | None) -> RoundRecord:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import islice
+
+import numpy as np
 
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.messages import Client
@@ -18,13 +21,17 @@ def sample(
     *,
     without: Collection[int] = (),
     retry: int = 0,
+    there: Callable[[Client], bool] | None = None,
 ) -> list[Client]:
     """``count`` different clients, fixed by the run's seed and the round, in the order of their ids.
 
     Those that rest (``without``) are passed over. A round that had to be abandoned asks others: ``retry`` counts how
-    often. Only clients that are drawn are looked at, so that a million of them cost nothing.
+    often. Only clients that are drawn are looked at, so that a million of them cost nothing; where devices come and go,
+    ``there`` says of each whether it can be asked.
     """
     generator = seeds.numpy("cohort", round=round, step=retry or None)
+    if there is not None:
+        return _in_order(_drawn(clients, count, generator, lambda c: c.id not in without and there(c)))
     drawn = count + len(without)  # enough, even if everyone who rests is among them
     if drawn < len(clients):
         picked = (clients[int(index)] for index in generator.choice(len(clients), size=drawn, replace=False))
@@ -33,8 +40,26 @@ def sample(
         chosen = [client for client in clients if client.id not in without]
         if count < len(chosen):
             chosen = [chosen[int(i)] for i in generator.choice(len(chosen), size=count, replace=False)]
+    return _in_order(chosen)
+
+
+def _in_order(chosen: Sequence[Client]) -> list[Client]:
     ordered = sorted(chosen, key=lambda client: client.id)
     return [replace(client, slot=slot) for slot, client in enumerate(ordered)]
+
+
+def _drawn(
+    clients: Sequence[Client], count: int, generator: np.random.Generator, can: Callable[[Client], bool]
+) -> list[Client]:
+    """The first ``count`` that can, of more and more that are drawn: few are looked at where many can."""
+    drawn = min(len(clients), count)
+    while True:
+        picked = generator.choice(len(clients), size=drawn, replace=False) if drawn < len(clients) else None
+        order = generator.permutation(len(clients)) if picked is None else picked
+        found = list(islice((each for each in (clients[int(i)] for i in order) if can(each)), count))
+        if len(found) == count or drawn == len(clients):
+            return found
+        drawn = min(len(clients), 4 * drawn)
 
 
 BUDGETS_LOOKED_AT = 10  # times the clients that are wanted: what a budget allows takes a moment to find out

@@ -35,6 +35,27 @@ class NormSettings:
 
 
 @dataclass(frozen=True)
+class AsynchronousSettings:
+    """Merging that waits for nobody, in simulated time: fleet.devices says how long each client takes."""
+
+    buffer: int = 0
+    """Answers that make a new model; 0: rounds, in which all wait for the last."""
+    concurrency: int = 0
+    """Clients that train at any time; 0: clients_per_round."""
+    staleness: float = 0.5
+    """The exponent a of (1 + t)^-a, by which a difference counts that is t models old; 0: all alike."""
+    most_staleness: int = 20
+    """An answer to an older model than this is refused."""
+
+    def __post_init__(self) -> None:
+        require(self.buffer >= 0, "asynchronous.buffer", self.buffer, "at least 0")
+        require(self.concurrency >= 0, "asynchronous.concurrency", self.concurrency, "at least 0")
+        fine = 0 <= self.staleness < float("inf")
+        require(fine, "asynchronous.staleness", self.staleness, "at least 0")
+        require(self.most_staleness >= 0, "asynchronous.most_staleness", self.most_staleness, "at least 0")
+
+
+@dataclass(frozen=True)
 class RoundSettings:
     """How long a run is and how many clients take part."""
 
@@ -44,6 +65,7 @@ class RoundSettings:
     stopping: Stopping = field(default_factory=Stopping)
     engine: EngineSettings = field(default_factory=EngineSettings)
     norm: NormSettings = field(default_factory=NormSettings)
+    asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
@@ -51,6 +73,11 @@ class RoundSettings:
         every = self.evaluate_every
         fine = every == "auto" or (isinstance(every, int) and every >= 1)
         require(fine, "evaluate_every", every, "auto, or at least 1")
+
+    @property
+    def concurrency(self) -> int:
+        """How many clients train at any time, where nobody waits for the others."""
+        return self.asynchronous.concurrency or self.clients_per_round
 
     def evaluates(self, round: int) -> bool:
         """Whether every tier is evaluated after this round; ``auto`` alone, before a setup settles it, at the end."""
@@ -104,6 +131,11 @@ class Setup:
         if self.roster is not None:
             return self.roster.population(self.fleet, round, self.seeds)
         return self.fleet.capacity(self.data.sizes, round, self.seeds)
+
+    @property
+    def waits_for_nobody(self) -> bool:
+        """Whether answers are merged as they come, in simulated time."""
+        return self.settings.asynchronous.buffer > 0
 
     @property
     def device(self) -> torch.device:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedtailor.errors import CorruptError
-from fedtailor.messages import ServerState, Update
+from fedtailor.messages import Flight, ServerState, UnderWay, Update
 from fedtailor.record import Best
 from fedtailor.storage.wire import Buffer, decode, encode, settled
 
@@ -28,6 +28,7 @@ class Checkpoint:
     memories: Memories = field(default_factory=dict)
     best: Best | None = None
     strikes: Mapping[int, int] = field(default_factory=dict)  # client -> how many of its updates were refused
+    under_way: UnderWay = UnderWay()  # in simulated time
 
     def memory_of(self, client: int) -> tuple[int, Memory]:
         """What a client kept before this round, and in which round: (-1, {}) if it kept nothing.
@@ -47,6 +48,7 @@ class Checkpoint:
         updates: Sequence[Update],
         best: Best | None,
         strikes: Mapping[int, int] | None = None,
+        under_way: UnderWay | None = None,
     ) -> Checkpoint:
         """The checkpoint at the end of a round, as it would be read back from a file."""
         memories = dict(self.memories)
@@ -58,7 +60,10 @@ class Checkpoint:
                 }
                 memories[update.client] = newest_rounds(kept)
         strikes = self.strikes if strikes is None else strikes
-        return replace(self, state=settle(state), memories=memories, best=best, strikes=strikes)
+        sky = self.under_way if under_way is None else under_way
+        return replace(
+            self, state=settle(state), memories=memories, best=best, strikes=strikes, under_way=sky
+        )
 
 
 def newest_rounds(kept: Mapping[int, Memory]) -> dict[int, Memory]:
@@ -75,6 +80,7 @@ def settle(state: ServerState) -> ServerState:
 def encode_checkpoint(checkpoint: Checkpoint) -> list[Buffer]:
     """The frame of a checkpoint, in pieces."""
     state, best = checkpoint.state, checkpoint.best
+    clock = {} if checkpoint.under_way == UnderWay() else {"clock": _clock_value(checkpoint.under_way)}
     return encode(
         {
             "round": state.round,
@@ -83,6 +89,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> list[Buffer]:
             "memories": {client: dict(kept) for client, kept in sorted(checkpoint.memories.items())},
             "best": None if best is None else [best.round, best.value, best.since],
             "strikes": dict(checkpoint.strikes),
+            **clock,
         }
     )
 
@@ -93,8 +100,25 @@ def decode_checkpoint(data: Buffer, device: torch.device | str = "cpu") -> Check
     try:
         state = ServerState(value["round"], value["weights"], value["memory"])
         best = None if value["best"] is None else Best(*value["best"])
-        return Checkpoint(state, value["memories"], best, value["strikes"])
+        under_way = _under_way(value["clock"]) if "clock" in value else UnderWay()
+        return Checkpoint(state, value["memories"], best, value["strikes"], under_way)
     except (KeyError, TypeError) as error:
         raise CorruptError(
             f"the checkpoint was written by another version of fedtailor: {error!r}"
         ) from error
+
+
+def _clock_value(sky: UnderWay) -> Memory:
+    flights = [[each.ends, each.client, each.tier, each.base, each.began, each.late] for each in sky.flights]
+    bases = {
+        round: {"weights": dict(base.weights), "memory": dict(base.memory)}
+        for round, base in sky.bases.items()
+    }
+    return {"now": sky.now, "flights": flights, "bases": bases}
+
+
+def _under_way(value: Memory) -> UnderWay:
+    bases = {
+        round: ServerState(round, each["weights"], each["memory"]) for round, each in value["bases"].items()
+    }
+    return UnderWay(value["now"], tuple(Flight(*each) for each in value["flights"]), bases)
