@@ -44,7 +44,7 @@ LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it
 # What was chosen for the one is of no use to another: an override of the first key drops the others of its section.
 CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": ("dataset", ("options",)),
-    "fleet": ("name", ("tiers", "drop_scale")),
+    "fleet": ("name", ("tiers", "drop_scale", "devices", "deadline", "trace")),
     "model": ("name", ()),  # all others
     "method": ("name", ()),
 }

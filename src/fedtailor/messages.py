@@ -129,7 +129,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """What simulated time hands from round to round: the time, who is under way, and the models that these were sent."""
+    """What simulated time hands from round to round: the time, who is under way, and the models these were sent."""
 
     now: float = 0.0
     flights: tuple[Flight, ...] = ()

@@ -9,7 +9,7 @@ import typer
 
 from fedtailor import __version__
 from fedtailor.cli import compare, data, flower, init, profile, report, resume, run, watch
-from fedtailor.cli.devices import bench_device, check, deploy
+from fedtailor.cli.devices import bench_device, check, deploy, fleet
 from fedtailor.cli.lists import datasets, methods, models, runs
 from fedtailor.cli.output import fail
 from fedtailor.errors import FedtailorError
@@ -44,6 +44,7 @@ app.command("methods")(methods.methods)
 app.command("models")(models.models)
 app.command("datasets")(datasets.datasets)
 app.add_typer(data.app, name="data")
+app.add_typer(fleet.app, name="fleet")
 
 
 @app.callback(invoke_without_command=True)

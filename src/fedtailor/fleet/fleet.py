@@ -75,7 +75,7 @@ class Fleet:
             return Population(self, num_examples, self._affordable(shares), shares, able)
         everyone = self.whole or self.tiers
         if self.equipment is not None:
-            tiers = self.equipment.tiers(count)
+            tiers = self.equipment.tiers(count).astype(np.int64)
         elif self.dynamic and not self.only_top:
             total = sum(tier.share for tier in everyone)
             shares = np.array([float(tier.share / total) for tier in everyone])
@@ -116,7 +116,8 @@ class Fleet:
         if self.only_top:
             return [0] * (len(everyone) - 1) + [clients]
         if self.equipment is not None:
-            return np.bincount(self.equipment.tiers(clients), minlength=len(everyone)).tolist()
+            placed = self.equipment.tiers(clients)
+            return [int(count) for count in np.bincount(placed, minlength=len(everyone))]
         if len(everyone) > clients:
             raise FedtailorError(
                 f"{clients} client(s) for {len(everyone)} tiers: expected at least one client per tier; "

@@ -49,6 +49,16 @@ def spent_until(records: Records) -> list[Spent]:
     return list(accumulate(record.spent for record in records))
 
 
+def is_simulated(records: Records) -> bool:
+    """Whether a run knows how long its rounds took on the devices."""
+    return bool(records) and all(record.simulated is not None for record in records)
+
+
+def simulated_until(records: Records) -> list[float]:
+    """Simulated seconds after each round; 0 where there is no clock."""
+    return list(accumulate(record.simulated.seconds if record.simulated else 0.0 for record in records))
+
+
 def cost_to_reach(seeds: Sequence[Records], target: float, metric: str) -> dict[str, float] | None:
     """What one seed had spent, in the mean, when the method reached the target; None if it has not (``REACHED``).
 
@@ -66,19 +76,23 @@ def mean_course(seeds: Sequence[Records], metric: str) -> Iterator[tuple[float, 
     """Mean score and cost over seeds at every evaluation, once each seed has one; a seed that has ended stays so."""
     found = [
         {
-            record.round: (record.round, mean_over_tiers(record.tiers, metric), spent)
-            for record, spent in zip(records, spent_until(records), strict=True)
+            record.round: (record.round, mean_over_tiers(record.tiers, metric), spent, time)
+            for record, spent, time in zip(
+                records, spent_until(records), simulated_until(records), strict=True
+            )
             if record.tiers
         }
         for records in seeds
     ]
-    last: dict[int, tuple[int, float, Spent]] = {}
+    last: dict[int, tuple[int, float, Spent, float]] = {}
+    timed = all(map(is_simulated, seeds))
     for round in sorted({round for evaluations in found for round in evaluations}):
         last |= {seed: evaluations[round] for seed, evaluations in enumerate(found) if round in evaluations}
         if len(last) == len(found):
-            rounds, scores, spent = zip(*last.values(), strict=True)
+            rounds, scores, spent, times = zip(*last.values(), strict=True)
             cost = {"rounds": fmean(rounds), "bytes": fmean(each.bytes for each in spent)}
-            yield fmean(scores), {**cost, "macs": fmean(each.macs for each in spent)}
+            cost |= {"macs": fmean(each.macs for each in spent)}
+            yield fmean(scores), {**cost, **({"simulated_seconds": fmean(times)} if timed else {})}
 
 
 def guessing(setup: Mapping[str, Any]) -> float | None:

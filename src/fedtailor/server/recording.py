@@ -63,7 +63,7 @@ def simulated(setup: Setup, tries: Sequence[Try]) -> Simulated | None:
             way = tried.table.trips[client] if tried.table else Trip(0, 0, 0)
             spent.update(
                 {"asked": 1, "answered": int(client in answered), "bytes_down": task.nbytes,
-                 "seconds": way.seconds, "compute": way.compute, "joules": way.joules}  # type: ignore[dict-item]
+                 "seconds": way.seconds, "compute": way.compute, "joules": way.joules}
             )  # fmt: skip
     tables = [tried.table for tried in tries if tried.table is not None]
     return Simulated(

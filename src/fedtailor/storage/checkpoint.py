@@ -28,7 +28,7 @@ class Checkpoint:
     memories: Memories = field(default_factory=dict)
     best: Best | None = None
     strikes: Mapping[int, int] = field(default_factory=dict)  # client -> how many of its updates were refused
-    under_way: UnderWay = UnderWay()  # in simulated time
+    under_way: UnderWay = field(default_factory=UnderWay)  # in simulated time
 
     def memory_of(self, client: int) -> tuple[int, Memory]:
         """What a client kept before this round, and in which round: (-1, {}) if it kept nothing.

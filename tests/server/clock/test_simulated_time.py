@@ -56,7 +56,7 @@ def simulate(rows, *, name="heterofl", rounds=3, cohort=3, sizes=SIZES, rules=No
     return last, records
 
 
-class Stop(Exception):
+class Stop(Exception):  # noqa: N818  (what happens to the run)
     """The end of a run in its middle."""
 
 

@@ -15,8 +15,8 @@ PLAIN: Mapping[str, float] = {}
 def quantity(name: str, value: object, units: Mapping[str, float], expected: str) -> float:
     """A number of the smallest unit; what is none, negative or without end is refused by the name of the field.
 
-    >>> quantity("up", "2MB", BYTE_UNITS, ""), quantity("latency", "50ms", SECONDS, ""), quantity("duty", 0.5, PLAIN, "")
-    (2000000.0, 0.05, 0.5)
+    >>> quantity("up", "2MB", BYTE_UNITS, ""), quantity("latency", "50ms", SECONDS, "")
+    (2000000.0, 0.05)
     """
     number, unit = math.nan, ""
     if isinstance(value, str):

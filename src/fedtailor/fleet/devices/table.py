@@ -1,7 +1,7 @@
 """A table of devices: how fast they compute, what they hold, how they are connected, how often they are there.
 
-A row is a class of devices, or a single one. Numbers are columns, so that a million rows are cheap; a ``Device`` is made
-when it is asked for.
+A row is a class of devices, or a single one. Numbers are columns, so that a million rows are cheap; a ``Device`` is
+made when it is asked for.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from fedtailor.report.panels.classes import classes
 from fedtailor.report.panels.costs import pareto
 from fedtailor.report.panels.devices import devices
 from fedtailor.report.panels.fairness import fairness
+from fedtailor.report.panels.on_devices import on_devices
 from fedtailor.report.panels.ranking import best_first, ended
 from fedtailor.report.panels.refused import refused
 from fedtailor.report.panels.scores import left_behind, progress, widths
@@ -25,7 +26,7 @@ def all_panels(runs: Runs, per_cent: float | None = None) -> list[Panel]:
         at_end = ended(evaluated)
         panels += [answer(evaluated, per_cent), progress(evaluated), widths(at_end)]
         panels += [pareto(at_end, per_cent), left_behind(at_end), classes(at_end)]
-    panels += [devices(runs), refused(runs), fairness(runs), covered(runs), data(runs)]
+    panels += [on_devices(runs), devices(runs), refused(runs), fairness(runs), covered(runs), data(runs)]
     for method in dict.fromkeys(run.method for run in runs):
         own = [make([run for run in runs if run.method == method]) for make in panels_of(method)]
         panels += [each for each in own if each is not None]

@@ -50,6 +50,8 @@ def pareto(runs: Runs, per_cent: float | None) -> Panel:
             row: Row = {"method": variant, **at}
             row |= {"target": goals[-1], "bytes": round_to(cost["bytes"])}
             row |= {"FLOPs": round_to(cost["flops"]), "rounds": round_to(cost["rounds"])}
+            if "simulated_seconds" in cost:
+                row["simulated hours"] = round_to(cost["simulated_seconds"] / 3600)
             row |= {"on the front": "yes" if variant in front else "no", "seeds": cost["seeds"]}
             rows.append(row)
     tables = [(MATCHED, matched)] if len(matched) > 1 else []

@@ -29,7 +29,13 @@ from fedtailor.charts.panel import (
     spans,
 )
 from fedtailor.record import Spent, Tiers, headline
-from fedtailor.report.targets import last_evaluation, mean_over_tiers, spent_until
+from fedtailor.report.targets import (
+    is_simulated,
+    last_evaluation,
+    mean_over_tiers,
+    simulated_until,
+    spent_until,
+)
 
 ALL = "all"  # the mean over device classes
 BROKEN = r"split(replace(datum.label, /:/g, ':\n'), '\n')"  # a method's settings below its name
@@ -44,6 +50,8 @@ AXES = {
     "FLOPs": axis("FLOPs", "FLOPs of all clients", axis=AMOUNTS),
 }
 
+CLOCK = {"simulated time": axis("hours", "simulated hours")}
+
 
 def progress(runs: Runs) -> Panel:
     """Accuracy against what was spent."""
@@ -55,7 +63,8 @@ def progress(runs: Runs) -> Panel:
     if max(Counter((row["method"], row.get("setting"), row["tier"]) for row in rows).values()) < 2:
         return Panel("progress", "How it was reached", _evaluated_once(runs))
     score = _score(metrics)
-    views = {name: lines(x, score, low="low", high="high") for name, x in AXES.items()}
+    axes = {**AXES, **(CLOCK if all(is_simulated(run.records) for run in runs) else {})}
+    views = {name: lines(x, score, low="low", high="high") for name, x in axes.items()}
     text = (
         "Mean over seeds; the band goes from the worst to the best seed. 'all' is the mean over device classes. "
         "Costs are those of all clients together, for training and for measuring."
@@ -97,17 +106,18 @@ def _score(metrics: Mapping[str, str]) -> Spec:
 def _curve(setting: str, variant: str, runs: Runs, metric: str) -> list[Row]:
     """One row per evaluated round and tier, joined over seeds."""
     factor = percent(metric)
-    seen: dict[int, list[tuple[Spent, Tiers]]] = {}
+    seen: dict[int, list[tuple[Spent, float, Tiers]]] = {}
     for run in runs:
-        for record, spent in zip(run.records, spent_until(run.records), strict=True):
+        until = zip(run.records, spent_until(run.records), simulated_until(run.records), strict=True)
+        for record, spent, time in until:
             if record.tiers:
-                seen.setdefault(record.round, []).append((spent, record.tiers))
+                seen.setdefault(record.round, []).append((spent, time / 3600, record.tiers))
     rows: list[Row] = []
     for round, each in sorted(seen.items()):
-        for tier in (ALL, *each[0][1]):
+        for tier in (ALL, *each[0][2]):
             scores = [
                 factor * (mean_over_tiers(tiers, metric) if tier == ALL else tiers[tier][metric])
-                for _, tiers in each
+                for _, _, tiers in each
             ]
             rows.append(
                 {
@@ -115,8 +125,9 @@ def _curve(setting: str, variant: str, runs: Runs, metric: str) -> list[Row]:
                     **({"setting": setting} if setting else {}),
                     "tier": tier,
                     "rounds": round,
-                    "bytes": round_to(statistics.mean(spent.bytes for spent, _ in each)),
-                    "FLOPs": round_to(2 * statistics.mean(spent.macs for spent, _ in each)),
+                    "bytes": round_to(statistics.mean(spent.bytes for spent, _, _ in each)),
+                    "FLOPs": round_to(2 * statistics.mean(spent.macs for spent, _, _ in each)),
+                    "hours": round_to(statistics.mean(hours for _, hours, _ in each)),
                     "score": round_to(statistics.mean(scores)),
                     "low": round_to(min(scores)),
                     "high": round_to(max(scores)),

@@ -48,7 +48,8 @@ def check_buffered(method: Method) -> None:
 def fill_buffer(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
     """Let clients come and go until enough have answered; a buffer without a quorum is filled again."""
     rules, clients = setup.settings.engine, setup.clients(at.state.round)
-    sky, strikes, tries = _Sky(setup, at, clients), dict(at.strikes), []
+    sky, strikes = _Sky(setup, at, clients), dict(at.strikes)
+    tries: list[Try] = []
     while len(tries) <= rules.retries:
         tried = sky.gather(engine, strikes)
         strikes = faults.with_strikes(strikes, [task.client for task in tried.tasks], tried.refused)
@@ -72,7 +73,8 @@ class _Sky:
 
     def gather(self, engine: Engine, strikes: Mapping[int, int]) -> Try:
         """The next answers, as many as the buffer holds, merged by nobody yet."""
-        begun, landed = self.now, []
+        begun = self.now
+        landed: list[Flight] = []
         while len(landed) < self.settings.buffer:
             self._start(strikes, {each.client for each in landed})
             if not self.flights:

@@ -1,4 +1,4 @@
-"""Which piece each tier of a table of devices is given: the largest that finishes before the deadline and fits in memory.
+"""Which piece each tier of a table of devices is given: the largest that finishes in time and fits in memory.
 
 A budget is a property of a device, the same for every method of a comparison: it is the plain piece, trained once over
 the examples of a typical client. What a method does beyond that, or a client with more examples, is left to the round
@@ -31,12 +31,7 @@ def equipped(fleet: Fleet, method: Method, model: ElasticModel, data: FederatedD
     equipment = fleet.equipment
     if equipment is None:
         return fleet
-    examples, widths, reasons = int(np.median(data.sizes)), {}, {}
-    for number, tier in enumerate(fleet.tiers):
-        try:
-            widths[tier.name] = widest(model, method, equipment.weakest(number), examples, equipment.deadline)
-        except TooSmallError as error:
-            reasons[tier.name] = error
+    widths, reasons = fitted_widths(fleet, method, model, data)
     counts = dict(zip((tier.name for tier in fleet.tiers), fleet.counts(data.num_clients), strict=True))
     if reasons and (fleet.too_small == "refuse" or not widths):
         name, reason = next(iter(reasons.items()))
@@ -54,6 +49,27 @@ def equipped(fleet: Fleet, method: Method, model: ElasticModel, data: FederatedD
     ).equipped(budgets)
     left_out = [tier for tier in sorted_fleet.tiers if tier.name in reasons]
     return sorted_fleet.without(left_out) if left_out else sorted_fleet
+
+
+def fitted_widths(
+    fleet: Fleet, method: Method, model: ElasticModel, data: FederatedData
+) -> tuple[dict[str, Fraction], dict[str, TooSmallError]]:
+    """The width of each tier of devices, and why others have none."""
+    equipment = fleet.equipment
+    assert equipment is not None
+    widths, reasons = {}, {}
+    for number, tier in enumerate(fleet.whole or fleet.tiers):
+        weakest = equipment.weakest(number)
+        try:
+            widths[tier.name] = widest(model, method, weakest, typical(data), equipment.deadline)
+        except TooSmallError as error:
+            reasons[tier.name] = error
+    return widths, reasons
+
+
+def typical(data: FederatedData) -> int:
+    """The examples of a typical client."""
+    return int(np.median(data.sizes))
 
 
 def widest(
