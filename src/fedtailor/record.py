@@ -171,7 +171,6 @@ KEYS = {
     "measuring.bytes_up": "measuring.bytes_up",
     "measuring.macs": "measuring.macs",
     "by_tier": "by_tier",
-    "simulated": "simulated",
     "train_loss": "train_loss",
     "tiers": "tiers",
     "validation": "validation",
@@ -179,19 +178,20 @@ KEYS = {
     "deployed": "deployed",
     "reported": "reported",
     "method": "method",
+    "simulated": "simulated",
 }
 SOMETIMES = (
     "too_small",
     "measured_on",
     "refused_by",
     "by_tier",
-    "simulated",
     "tiers",
     "validation",
     "best_round",
     "deployed",
     "reported",
     "method",
+    "simulated",
 )  # not written where there is nothing
 
 

@@ -10,7 +10,7 @@ import torch
 
 import fedtailor
 from fedtailor.methods.registry import get_method
-from fedtailor.record import Best, Cohort, Covered, RoundRecord, Spent, TierSpent
+from fedtailor.record import Best, Cohort, Covered, RoundRecord, Simulated, Spent, TierSpent
 from fedtailor.storage.checkpoint import Checkpoint, settle
 from fedtailor.storage.journal import CheckpointSettings, Journal
 from fedtailor.storage.run_folder import RunFolder
@@ -34,12 +34,13 @@ FULL = RoundRecord(
     coverage=(Covered(2, {"channels": {"0": 4, "4": "0-2,5"}}), Covered(1, {"channels": {}}, ("base1",))),
     seconds=0.125,
     failed={"KeyError: 'label'": ("7", "9")},
+    simulated=Simulated(12.5, 3.25, 1.5, {"phone": {"asked": 2, "answered": 1, "seconds": 20.5}}),
 )
 
 
 def test_the_full_record_is_full():
     """No field of it, nor of its parts, has the value that it would have by itself."""
-    for record in (FULL, FULL.cohort, FULL.training, FULL.measuring, FULL.by_tier["1"]):
+    for record in (FULL, FULL.cohort, FULL.training, FULL.measuring, FULL.by_tier["1"], FULL.simulated):
         plain = type(record)(0) if isinstance(record, RoundRecord) else type(record)()
         assert [
             item.name for item in fields(record) if getattr(record, item.name) == getattr(plain, item.name)
@@ -108,7 +109,7 @@ def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
         "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small",
         "measured_on", "bytes_down",
         "bytes_up", "macs", "measuring", "by_tier", "train_loss", "tiers", "validation", "best_round", "deployed",
-        "reported", "method",
+        "reported", "method", "simulated",
     ]  # fmt: skip
     assert row["measuring"] == {"bytes_down": 1, "bytes_up": 2, "macs": 3}
     assert row["by_tier"]["0.5"] == {

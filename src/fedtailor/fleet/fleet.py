@@ -83,7 +83,7 @@ class Fleet:
                 len(everyone), size=count, p=shares / shares.sum()
             )
         else:
-            tiers = np.repeat(np.arange(len(everyone)), self._all(count))
+            tiers = np.repeat(np.arange(len(everyone)), self.counted(count))
         if not self.whole:
             return Population(self, num_examples, tiers.astype(np.int32))
         place = {tier.name: number for number, tier in enumerate(self.tiers)}
@@ -107,10 +107,12 @@ class Fleet:
 
     def counts(self, clients: int) -> list[int]:
         """How many clients each tier has: largest remainders, at least one each."""
-        counted = dict(zip((tier.name for tier in self.whole or self.tiers), self._all(clients), strict=True))
+        counted = dict(
+            zip((tier.name for tier in self.whole or self.tiers), self.counted(clients), strict=True)
+        )
         return [counted[tier.name] for tier in self.tiers]
 
-    def _all(self, clients: int) -> list[int]:
+    def counted(self, clients: int) -> list[int]:
         """How many clients each tier has, also those that are left out."""
         everyone = self.whole or self.tiers
         if self.only_top:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Fleets: who is given what, and how long it takes whom.")
 
-LONGEST_BAR = 8  # characters
+LONGEST_BAR = 6  # characters
 WIDE = 100  # columns of a terminal that has room for more
 
 
@@ -60,7 +60,7 @@ def _table(setup: Setup, name: str, views: list[TierView]) -> Titled:
 
     timed = any(view.way is not None for view in views)
     table = plain_table()
-    table.add_column("tier", overflow="fold")
+    table.add_column("tier", no_wrap=True)
     table.add_column("clients", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     times = ("down", "train", "up", "in all", *(("energy", "there") if console.width >= WIDE else ()))
@@ -95,11 +95,11 @@ def _caption(setup: Setup, timed: bool) -> str:
 
 
 def _seconds(value: float) -> str:
-    """A time with three digits: 12.3 s, 2.05 min, 1.5 h."""
-    for unit, size in (("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3)):
+    """A time with two digits: 12 s, 2.1 min, 1.5 h."""
+    for unit, size in (("h", 3600), ("min", 60), ("s", 1)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e3:.2g} ms"
+            return f"{value / size:.2g} {unit}"
+    return f"{value * 1e3:.0f} ms" if value >= 1e-3 else f"{value * 1e3:.2g} ms"
 
 
 def _as_data(setup: Setup, view: TierView) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedtailor.elasticity.cutting.cut import Cut
@@ -43,13 +44,17 @@ def overview(setup: Setup) -> list[TierView]:
 
 
 def _left_out(setup: Setup) -> list[TierView]:
+    """Those whose devices can finish no piece, and those that the method has no piece for."""
     fleet, clients = setup.fleet, setup.data.num_clients
-    if not fleet.left_out or fleet.equipment is None:
-        return [TierView(tier.name, 0, reason="no piece of the model fits") for tier in fleet.left_out]
-    _, reasons = fitted_widths(fleet, setup.method, setup.model, setup.data)
-    everyone = [tier.name for tier in fleet.whole]
-    placed = fleet.equipment.tiers(clients)
+    counts = dict(zip((tier.name for tier in fleet.whole), fleet.counted(clients), strict=False))
+    reasons: Mapping[str, object] = {}
+    if fleet.left_out and fleet.equipment is not None:
+        _, reasons = fitted_widths(fleet, setup.method, setup.model, setup.data)
     return [
-        TierView(name, int((placed == everyone.index(name)).sum()), reason=str(reason))
-        for name, reason in reasons.items()
+        TierView(
+            tier.name,
+            counts[tier.name],
+            reason=str(reasons.get(tier.name, f"{setup.method.name} trains nothing that fits {tier.budget}")),
+        )
+        for tier in fleet.left_out
     ]
