@@ -3,8 +3,8 @@
     FEDTAILOR_DATA=... python -m reproduce.clock.run [--list] [--draw] [experiment ...]
 
 Without names all experiments run. Call it again after an interruption: what is in results.json or finished below
-runs/clock is not repeated. Each run says which simulated time had passed when the mean over classes of devices reached an
-accuracy, and who took part.
+runs/clock is not repeated. Each run says which simulated time had passed when the mean over classes of devices reached
+an accuracy, and who took part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from reproduce.shared.papers import Experiment, Paper
 from reproduce.shared.results import Result, Results
 
 CONFIG = "reproduce/clock/fashion-mnist-devices.toml"
-METHODS = ("heterofl", "fjord:distillation=false", "flanc", "fedavg:width=0.2", "fedavg:only_able=true")
+METHODS = (
+    "heterofl",
+    "fjord:distillation=false:widths=uniform-10",
+    "flanc",
+    "fedavg:width=3/16",
+    "fedavg:only_able=true",
+)
 # As many answers as the rounds merge: a buffer of half a cohort, twice as often.
 BUFFERED = ("asynchronous.buffer=10", "rounds=300", "evaluate_every=10")
 TARGETS = (0.6, 0.65, 0.7, 0.75, 0.8)
