@@ -25,7 +25,8 @@ from fedtailor.data.own import looks_like_path
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
-from fedtailor.method import Method
+from fedtailor.merging.settings import ServerSettings
+from fedtailor.method import SECTIONS, Method, own_settings
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
 from fedtailor.server.setup import NormSettings, RoundSettings
@@ -47,9 +48,8 @@ CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "model": ("name", ()),  # all others
     "method": ("name", ()),
 }
-SGD = "clients train with SGD: lr, momentum, weight_decay, batch_size, epochs"
 OTHERS_SAY = {  # keys that other tools have, and what stands for them here
-    "learning_rate": "it is called lr", "optimizer": SGD, "optimiser": SGD, "batch": "it is called batch_size",
+    "learning_rate": "it is called lr", "optimizer": "it is called optimiser", "batch": "it is called batch_size",
     "local_epochs": "it is called epochs", "num_clients": "it is called clients", "num_rounds": "it is called rounds",
 }  # fmt: skip
 
@@ -79,6 +79,7 @@ class RunConfig:
     fleet: FleetSettings = field(default_factory=FleetSettings)
     method: Table = field(default_factory=lambda: {"name": "heterofl"})
     training: Table = field(default_factory=dict)
+    server: Table = field(default_factory=dict)
     stopping: Stopping = field(default_factory=Stopping)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -106,21 +107,28 @@ class RunConfig:
 
     @cached_property
     def built_method(self) -> Method:
-        """The method with its settings; what [training] does not say is the method's own default."""
-        return build_method(self.method, self.training, self.rounds)
+        """The method with its settings; what [training] and [server] do not say is the method's own default."""
+        return build_method(self.method, self.training, self.rounds, self.server)
 
 
-def build_method(table: Mapping[str, Any], training: Mapping[str, Any], rounds: int) -> Method:
+def build_method(
+    table: Mapping[str, Any],
+    training: Mapping[str, Any],
+    rounds: int,
+    server: Mapping[str, Any] | None = None,
+) -> Method:
     """The method that a table names, with its other entries as settings; ``name`` may be the class itself."""
     name = table["name"]
     method: type[Method] = name if isinstance(name, type) else get_method(str(name))
     settings = {key: value for key, value in table.items() if key != "name"}
-    known = {item.name: item for item in dataclasses.fields(method) if item.name != "local"}
+    known = own_settings(method)
     for key in settings:
         if key not in known:
             raise unknown(f"setting of method {method.name}", key, known)
-    local = validated(LocalTraining, {**_own_defaults(method), **training, "rounds": rounds}, "training")
-    return validated(method, {**settings, "local": local}, "method")
+    own = {item.name: vars(item.default) for item in dataclasses.fields(method) if item.name in SECTIONS}
+    local = validated(LocalTraining, {**own["local"], **training, "rounds": rounds}, "training")
+    merging = validated(ServerSettings, {**own["server"], **(server or {})}, "server")
+    return validated(method, {**settings, "local": local, "server": merging}, "method")
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -195,11 +203,6 @@ def validated(kind: type[S], table: Mapping[str, Any], path: str) -> S:
         return TypeAdapter(kind).validate_python(dict(table))
     except ValidationError as error:
         raise FedtailorError(_first_problem(error, path)) from None
-
-
-def _own_defaults(method: type[Method]) -> Table:
-    local = next(item for item in dataclasses.fields(method) if item.name == "local").default
-    return {item.name: getattr(local, item.name) for item in dataclasses.fields(LocalTraining)}
 
 
 def _refuse_unknown(kind: type[Any], table: Mapping[str, Any], path: str) -> None:
@@ -318,10 +321,9 @@ def to_toml(config: RunConfig) -> str:
     """The configuration with every default filled in, as TOML that `fedtailor run` reads back."""
     method = config.built_method
     table = dataclasses.asdict(config)
-    settings = {
-        item.name: getattr(method, item.name) for item in dataclasses.fields(method) if item.name != "local"
-    }
+    settings = {name: getattr(method, name) for name in own_settings(method)}
     table["method"] = {"name": config.method["name"], **settings}
+    table["server"] = dataclasses.asdict(method.server)
     table["training"] = {k: v for k, v in dataclasses.asdict(method.local).items() if k != "rounds"}
     lines = [f"{key} = {as_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, section in table.items():

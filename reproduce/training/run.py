@@ -1,0 +1,64 @@
+"""What optimisers bring: on the server to FedAvg, HeteroFL and FjORD, and on clients to Transformers.
+
+    FEDTAILOR_DATA=... python -m reproduce.training.run [--list] [experiment ...]
+
+Rates are found first, on seed 1 and with HeteroFL alone, among those of ``GRID`` (``fashion-rates``, ``femnist-rates``);
+``FOUND`` has the best of each, by the mean accuracy over the tiers, and the other experiments use them. Call it again
+after an interruption: finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reproduce.shared.papers import Experiment, Paper, Variants
+
+CONFIGS = {
+    "fashion": "reproduce/training/fashion-mnist-small.toml",
+    "femnist": "reproduce/training/femnist-small.toml",
+}
+METHODS = ("fedavg:width=1/4", "heterofl", "fjord")
+
+SERVERS = {
+    "momentum": ("server.optimiser=sgd", "server.momentum=0.9"),  # FedAvgM
+    "adagrad": ("server.optimiser=adagrad",),
+    "adam": ("server.optimiser=adam",),
+    "yogi": ("server.optimiser=yogi",),
+}
+GRID = {
+    "momentum": ("0.3", "1.0"),
+    "adagrad": ("0.03", "0.1", "0.3"),
+    "adam": ("0.003", "0.01", "0.03"),
+    "yogi": ("0.003", "0.01", "0.03"),
+}
+FOUND: dict[str, dict[str, str]] = {}
+
+
+def rates(dataset: str) -> Variants:
+    """One seed of every rate of the grid."""
+    tried = {
+        f"{name}-{rate}": (*settings, f"server.lr={rate}")
+        for name, settings in SERVERS.items()
+        for rate in GRID[name]
+    }
+    return Variants(f"{dataset}-rates", CONFIGS[dataset], tried)
+
+
+def servers(dataset: str) -> list[Experiment]:
+    """Three seeds of the mean itself and of every optimiser at the rate that was found."""
+    found = FOUND.get(dataset, {})
+    return [
+        Experiment(f"{dataset}-mean", CONFIGS[dataset], METHODS, 3),
+        *(
+            Experiment(
+                f"{dataset}-{name}", CONFIGS[dataset], METHODS, 3, (*SERVERS[name], f"server.lr={rate}")
+            )
+            for name, rate in found.items()
+        ),
+    ]
+
+
+EXPERIMENTS = [experiment for dataset in CONFIGS for experiment in (rates(dataset), *servers(dataset))]
+
+if __name__ == "__main__":
+    Paper(Path(__file__), __doc__, EXPERIMENTS).main()
