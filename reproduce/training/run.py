@@ -2,9 +2,9 @@
 
     FEDTAILOR_DATA=... python -m reproduce.training.run [--list] [experiment ...]
 
-Rates are found first, on seed 1 and with HeteroFL alone, among those of ``GRID`` (``fashion-rates``, ``femnist-rates``);
-``FOUND`` has the best of each, by the mean accuracy over the tiers, and the other experiments use them. Call it again
-after an interruption: finished runs are not repeated.
+Rates are found first, on seed 1 and with HeteroFL alone, among those of ``GRID`` (``fashion-rates``,
+``femnist-rates``); ``FOUND`` has the best of each, by the mean accuracy over the tiers, and the other experiments use
+them. Call it again after an interruption: finished runs are not repeated.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from fedtailor.steps import OnNotice
 from fedtailor.storage.journal import CheckpointSettings
 from fedtailor.storage.run_folder import ReportSettings
 
-Table = dict[str, Any]
+Table, Settings = dict[str, Any], Mapping[str, Any]
 S = TypeVar("S")
 
 DEEPEST = 20  # tables in tables
@@ -111,12 +111,7 @@ class RunConfig:
         return build_method(self.method, self.training, self.rounds, self.server)
 
 
-def build_method(
-    table: Mapping[str, Any],
-    training: Mapping[str, Any],
-    rounds: int,
-    server: Mapping[str, Any] | None = None,
-) -> Method:
+def build_method(table: Settings, training: Settings, rounds: int, server: Settings | None = None) -> Method:
     """The method that a table names, with its other entries as settings; ``name`` may be the class itself."""
     name = table["name"]
     method: type[Method] = name if isinstance(name, type) else get_method(str(name))

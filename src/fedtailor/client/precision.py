@@ -25,7 +25,7 @@ def gains(device: torch.device) -> bool:
     Of Apple's devices nothing is known: they stay at float32.
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
     asked = getattr(torch.cpu, "get_capabilities", None)  # an older PyTorch does not say

@@ -90,14 +90,14 @@ def _type(kind: str, wide: torch.dtype) -> torch.dtype:
     return torch.int32 if kind == COUNT else wide
 
 
-def _alike(sent: Tensor, counts: Tensor | None) -> Iterator[Tensor]:
-    """Masks of coordinates that one call can step: all that were sent; with Adam, those of equal count."""
+def _alike(sent: Tensor, counts: Tensor | None) -> list[Tensor]:
+    """Masks of coordinates that one call can step: all that were sent; with Adam, those of equal count.
+
+    All of them before the first step, which changes counts.
+    """
     if counts is None:
-        if bool(sent.any()):
-            yield sent
-        return
-    for count in counts[sent].unique().tolist():
-        yield sent & (counts == count)
+        return [sent] if bool(sent.any()) else []
+    return [sent & (counts == count) for count in counts[sent].unique().tolist()]
 
 
 # One step of coordinates in a row, in place: weights, their gradient, their moments. PyTorch's own functions.
