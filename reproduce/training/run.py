@@ -3,8 +3,8 @@
     FEDTAILOR_DATA=... python -m reproduce.training.run [--list] [experiment ...]
 
 Rates are found first, on seed 1 and with HeteroFL alone, among those of ``GRID`` (``fashion-rates``,
-``femnist-rates``); ``FOUND`` has the best of each, by the mean accuracy over the tiers, and the other experiments use
-them. Call it again after an interruption: finished runs are not repeated.
+``femnist-rates``) and of ``CLIENT_GRID``; ``FOUND`` has the best of each, by the mean over the tiers (accuracy, of text
+the loss), and the other experiments use them. Call it again after an interruption: finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from pathlib import Path
 
 from reproduce.shared.papers import Experiment, Paper, Variants
 
+TEXTS = {
+    "gpt": "reproduce/training/shakespeare-gpt-small.toml",
+    "llama": "reproduce/training/shakespeare-llama-small.toml",
+}
 CONFIGS = {
     "fashion": "reproduce/training/fashion-mnist-small.toml",
     "femnist": "reproduce/training/femnist-small.toml",
@@ -31,6 +35,16 @@ GRID = {
     "adam": ("0.01", "0.03"),
     "yogi": ("0.01", "0.03"),
 }
+CLIENTS = {
+    "adamw": (),  # as the config says
+    "sgd": (
+        "training.optimiser=sgd",
+        "training.momentum=0.9",
+        "training.weight_decay=0",
+        "training.warmup_steps=0",
+    ),
+}
+CLIENT_GRID = {"adamw": ("0.003", "0.01"), "sgd": ("0.1", "0.3")}
 FOUND: dict[str, dict[str, str]] = {}
 
 
@@ -58,7 +72,26 @@ def servers(dataset: str) -> list[Experiment]:
     ]
 
 
-EXPERIMENTS = [experiment for dataset in CONFIGS for experiment in (rates(dataset), *servers(dataset))]
+def client_rates(network: str) -> Variants:
+    """One seed of every local optimiser and rate."""
+    tried = {
+        f"{name}-{rate}": (*settings, f"training.lr={rate}")
+        for name, settings in CLIENTS.items()
+        for rate in CLIENT_GRID[name]
+    }
+    return Variants(f"{network}-rates", TEXTS[network], tried)
+
+
+def clients(network: str) -> list[Experiment]:
+    """Three seeds of both local optimisers at the rates that were found."""
+    tried = {name: (*CLIENTS[name], f"training.lr={rate}") for name, rate in FOUND.get(network, {}).items()}
+    return [Variants(network, TEXTS[network], tried, 3)] if tried else []
+
+
+EXPERIMENTS = [
+    *(experiment for dataset in CONFIGS for experiment in (rates(dataset), *servers(dataset))),
+    *(experiment for network in TEXTS for experiment in (client_rates(network), *clients(network))),
+]
 
 if __name__ == "__main__":
     Paper(Path(__file__), __doc__, EXPERIMENTS).main()

@@ -35,7 +35,8 @@ from fedtailor.steps import OnNotice
 from fedtailor.storage.journal import CheckpointSettings
 from fedtailor.storage.run_folder import ReportSettings
 
-Table, Settings = dict[str, Any], Mapping[str, Any]
+Table = dict[str, Any]
+Settings = Mapping[str, Any]
 S = TypeVar("S")
 
 DEEPEST = 20  # tables in tables
