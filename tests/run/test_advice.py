@@ -60,10 +60,9 @@ def test_a_run_that_blew_up_says_so() -> None:
 
 
 def test_a_rate_of_sgd_is_told_to_be_high_for_adam() -> None:
-    assert told(training={"optimiser": "adamw"}) == [
-        "training.lr = 0.1 is high for adamw, which moves every weight by about that much in each step; 0.001 is usual"
-    ]
-    assert told(training={"optimiser": "adamw", "lr": 0.001}) == []
+    high = "training.lr = 0.1 is high for adamw, which moves every weight by about that much in each step; 0.001 is usual"
+    assert high in told(training={"optimiser": "adamw"})
+    assert not any("training.lr" in each for each in told(training={"optimiser": "adamw", "lr": 0.001}))
 
 
 def test_losses_of_pytorch_are_taken_as_they_are() -> None:
