@@ -57,7 +57,8 @@ GIVEN = {
         module, example = Parts(), (torch.randn(4, 4), torch.zeros(4).long())
     """,
     "training.md": """
-        module, data = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(60, 3), torch.arange(60) % 2)
+        module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        data = torch.randn(60, 3), torch.arange(60) % 2
     """,
     "data.md": """
         from pathlib import Path

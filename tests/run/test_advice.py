@@ -60,8 +60,8 @@ def test_a_run_that_blew_up_says_so() -> None:
 
 
 def test_a_rate_of_sgd_is_told_to_be_high_for_adam() -> None:
-    high = "training.lr = 0.1 is high for adamw, which moves every weight by about that much in each step; 0.001 is usual"
-    assert high in told(training={"optimiser": "adamw"})
+    found = told(training={"optimiser": "adamw"})
+    assert any(each.startswith("training.lr = 0.1 is high for adamw") for each in found)
     assert not any("training.lr" in each for each in told(training={"optimiser": "adamw", "lr": 0.001}))
 
 
