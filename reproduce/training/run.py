@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reproduce.shared.figures import ending, perplexity
 from reproduce.shared.papers import Experiment, Paper, Variants
 
 TEXTS = {
@@ -79,13 +80,13 @@ def client_rates(network: str) -> Variants:
         for name, settings in CLIENTS.items()
         for rate in CLIENT_GRID[name]
     }
-    return Variants(f"{network}-rates", TEXTS[network], tried)
+    return Variants(f"{network}-rates", TEXTS[network], tried, figures=(ending, perplexity))
 
 
 def clients(network: str) -> list[Experiment]:
     """Three seeds of both local optimisers at the rates that were found."""
     tried = {name: (*CLIENTS[name], f"training.lr={rate}") for name, rate in FOUND.get(network, {}).items()}
-    return [Variants(network, TEXTS[network], tried, 3)] if tried else []
+    return [Variants(network, TEXTS[network], tried, 3, figures=(ending, perplexity))] if tried else []
 
 
 EXPERIMENTS = [
