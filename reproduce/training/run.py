@@ -3,16 +3,20 @@
     FEDTAILOR_DATA=... python -m reproduce.training.run [--list] [experiment ...]
 
 Rates are found first, on seed 1 and with HeteroFL alone, among those of ``GRID`` (``fashion-rates``,
-``femnist-rates``) and of ``CLIENT_GRID``; ``FOUND`` has the best of each, by the mean over the tiers (accuracy, of text
-the loss), and the other experiments use them. Call it again after an interruption: finished runs are not repeated.
+``femnist-rates``) and of ``CLIENT_GRID`` (``gpt-rates``, ``llama-rates``). The others take the best of each from
+``results.json``, by the mean over the tiers (accuracy, of text perplexity), and are there once all rates are: call it
+again then. After an interruption finished runs are not repeated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from reproduce.shared.figures import ending, perplexity
 from reproduce.shared.papers import Experiment, Paper, Variants
+from reproduce.shared.results import Result, Results
 
 TEXTS = {
     "gpt": "reproduce/training/shakespeare-gpt-small.toml",
@@ -46,7 +50,25 @@ CLIENTS = {
     ),
 }
 CLIENT_GRID = {"adamw": ("0.003", "0.01"), "sgd": ("0.1", "0.3")}
-FOUND: dict[str, dict[str, str]] = {}
+RESULTS = Results(Path(__file__).parent / "results.json")
+
+
+def best_rates(
+    experiment: str, grid: Mapping[str, Sequence[str]], score: Callable[[Result], float]
+) -> dict[str, str]:
+    """Of each optimiser the rate with the lowest score; nothing before all have been tried."""
+    runs = RESULTS.runs(experiment)
+    if any(f"{name}-{rate}" not in runs for name, tried in grid.items() for rate in tried):
+        return {}
+    return {
+        name: min(tried, key=lambda rate: score(runs[f"{name}-{rate}"]["1"])) for name, tried in grid.items()
+    }
+
+
+def last_perplexity(run: Result) -> float:
+    """The mean over the tiers at the end."""
+    course = run["perplexity"]
+    return fmean(course[max(course, key=int)].values())
 
 
 def rates(dataset: str) -> Variants:
@@ -61,7 +83,7 @@ def rates(dataset: str) -> Variants:
 
 def servers(dataset: str) -> list[Experiment]:
     """Three seeds of the mean itself and of every optimiser at the rate that was found."""
-    found = FOUND.get(dataset, {})
+    found = best_rates(f"{dataset}-rates", GRID, lambda run: -fmean(run["accuracy"].values()))
     return [
         Experiment(f"{dataset}-mean", CONFIGS[dataset], METHODS, 3),
         *(
@@ -85,7 +107,8 @@ def client_rates(network: str) -> Variants:
 
 def clients(network: str) -> list[Experiment]:
     """Three seeds of both local optimisers at the rates that were found."""
-    tried = {name: (*CLIENTS[name], f"training.lr={rate}") for name, rate in FOUND.get(network, {}).items()}
+    found = best_rates(f"{network}-rates", CLIENT_GRID, last_perplexity)
+    tried = {name: (*CLIENTS[name], f"training.lr={rate}") for name, rate in found.items()}
     return [Variants(network, TEXTS[network], tried, 3, figures=(ending, perplexity))] if tried else []
 
 
