@@ -25,7 +25,7 @@ import results
 import torch
 
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.sgd import LocalSteps
+from fedtailor.client.training import LocalSteps
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.front_door import elastic

@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F
 
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.sgd import LocalSteps
+from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic

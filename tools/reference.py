@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import fedtailor
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.config import RunConfig, as_toml
+from fedtailor.config import RunConfig
 from fedtailor.errors import FedtailorError
-from fedtailor.method import Method
+from fedtailor.merging.settings import ServerSettings
+from fedtailor.method import SECTIONS, Method
 from fedtailor.methods.registry import get_method, method_card, method_names
 from fedtailor.models.registry import builder_of, model_names
+from fedtailor.toml_text import as_toml
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -117,7 +119,8 @@ def _cell(text: str) -> str:
 def sections() -> dict[str, type[Any]]:
     """The tables of a config file that have a fixed set of keys, by name."""
     hidden: dict[str, type[Any]] = {
-        "training": LocalTraining
+        "training": LocalTraining,
+        "server": ServerSettings,
     }  # read by the method, which has defaults of its own
     made: dict[str, object] = {item.name: item.default_factory for item in dataclasses.fields(RunConfig)}
     known: dict[str, type[Any]] = {
@@ -166,7 +169,7 @@ def _plain(value: object) -> str:
 
 def methods_page() -> str:
     """Every method with its settings and its card."""
-    shared = settings_of(Method, frozenset({"local"}))
+    shared = settings_of(Method, frozenset(SECTIONS))
     parts = [
         "# Methods\n",
         "`[method]` in a file, `--methods name:key=value` in a comparison, an object in Python. Every method has",
@@ -179,7 +182,7 @@ def methods_page() -> str:
     ]
     for name in method_names():
         parts += [f"\n## {name}\n", card_of(name), "\n### All settings of " + name + "\n"]
-        parts.append(table_of(settings_of(get_method(name), frozenset({"local"}))))
+        parts.append(table_of(settings_of(get_method(name), frozenset(SECTIONS))))
     return "\n".join(parts) + "\n"
 
 

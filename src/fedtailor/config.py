@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
 import tomllib
 import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,7 +22,8 @@ from fedtailor.data.own import looks_like_path
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
-from fedtailor.method import Method
+from fedtailor.merging.settings import ServerSettings
+from fedtailor.method import SECTIONS, Method, own_settings
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
 from fedtailor.server.setup import AsynchronousSettings, NormSettings, RoundSettings
@@ -33,8 +31,10 @@ from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.journal import CheckpointSettings
 from fedtailor.storage.run_folder import ReportSettings
+from fedtailor.toml_text import as_toml
 
 Table = dict[str, Any]
+Settings = Mapping[str, Any]
 S = TypeVar("S")
 
 DEEPEST = 20  # tables in tables
@@ -48,9 +48,8 @@ CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "model": ("name", ()),  # all others
     "method": ("name", ()),
 }
-SGD = "clients train with SGD: lr, momentum, weight_decay, batch_size, epochs"
 OTHERS_SAY = {  # keys that other tools have, and what stands for them here
-    "learning_rate": "it is called lr", "optimizer": SGD, "optimiser": SGD, "batch": "it is called batch_size",
+    "learning_rate": "it is called lr", "optimizer": "it is called optimiser", "batch": "it is called batch_size",
     "local_epochs": "it is called epochs", "num_clients": "it is called clients", "num_rounds": "it is called rounds",
 }  # fmt: skip
 
@@ -80,6 +79,7 @@ class RunConfig:
     fleet: FleetSettings = field(default_factory=FleetSettings)
     method: Table = field(default_factory=lambda: {"name": "heterofl"})
     training: Table = field(default_factory=dict)
+    server: Table = field(default_factory=dict)
     stopping: Stopping = field(default_factory=Stopping)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -109,21 +109,23 @@ class RunConfig:
 
     @cached_property
     def built_method(self) -> Method:
-        """The method with its settings; what [training] does not say is the method's own default."""
-        return build_method(self.method, self.training, self.rounds)
+        """The method with its settings; what [training] and [server] do not say is the method's own default."""
+        return build_method(self.method, self.training, self.rounds, self.server)
 
 
-def build_method(table: Mapping[str, Any], training: Mapping[str, Any], rounds: int) -> Method:
+def build_method(table: Settings, training: Settings, rounds: int, server: Settings | None = None) -> Method:
     """The method that a table names, with its other entries as settings; ``name`` may be the class itself."""
     name = table["name"]
     method: type[Method] = name if isinstance(name, type) else get_method(str(name))
     settings = {key: value for key, value in table.items() if key != "name"}
-    known = {item.name: item for item in dataclasses.fields(method) if item.name != "local"}
+    known = own_settings(method)
     for key in settings:
         if key not in known:
             raise unknown(f"setting of method {method.name}", key, known)
-    local = validated(LocalTraining, {**_own_defaults(method), **training, "rounds": rounds}, "training")
-    return validated(method, {**settings, "local": local}, "method")
+    own = {item.name: vars(item.default) for item in dataclasses.fields(method) if item.name in SECTIONS}
+    local = validated(LocalTraining, {**own["local"], **training, "rounds": rounds}, "training")
+    merging = validated(ServerSettings, {**own["server"], **(server or {})}, "server")
+    return validated(method, {**settings, "local": local, "server": merging}, "method")
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -198,11 +200,6 @@ def validated(kind: type[S], table: Mapping[str, Any], path: str) -> S:
         return TypeAdapter(kind).validate_python(dict(table))
     except ValidationError as error:
         raise FedtailorError(_first_problem(error, path)) from None
-
-
-def _own_defaults(method: type[Method]) -> Table:
-    local = next(item for item in dataclasses.fields(method) if item.name == "local").default
-    return {item.name: getattr(local, item.name) for item in dataclasses.fields(LocalTraining)}
 
 
 def _refuse_unknown(kind: type[Any], table: Mapping[str, Any], path: str) -> None:
@@ -322,32 +319,12 @@ def to_toml(config: RunConfig) -> str:
     """The configuration with every default filled in, as TOML that `fedtailor run` reads back."""
     method = config.built_method
     table = dataclasses.asdict(config)
-    settings = {
-        item.name: getattr(method, item.name) for item in dataclasses.fields(method) if item.name != "local"
-    }
+    settings = {name: getattr(method, name) for name in own_settings(method)}
     table["method"] = {"name": config.method["name"], **settings}
+    table["server"] = dataclasses.asdict(method.server)
     table["training"] = {k: v for k, v in dataclasses.asdict(method.local).items() if k != "rounds"}
     lines = [f"{key} = {as_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, section in table.items():
         if isinstance(section, dict):
             lines += ["", f"[{key}]", *(f"{k} = {as_toml(v)}" for k, v in section.items() if v is not None)]
     return "\n".join(lines) + "\n"
-
-
-def as_toml(value: Any) -> str:
-    """A value as TOML."""
-    if isinstance(value, Mapping):
-        return (
-            "{ " + ", ".join(f"{json.dumps(key)} = {as_toml(entry)}" for key, entry in value.items()) + " }"
-        )
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(as_toml(entry) for entry in value) + "]"
-    if isinstance(value, Fraction):
-        return json.dumps(str(value))
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(
-        value, str
-    ):  # letters as they are: TOML has no escapes for those beyond 16 bits that JSON has
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return json.dumps(value)  # TOML writes numbers and booleans as JSON does

@@ -108,11 +108,12 @@ class Refused:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that a method carries from round to round."""
+    """Everything that is carried from round to round; ``memory`` is the method's own."""
 
     round: int
     weights: dict[str, Tensor]
     memory: dict[str, Any] = field(default_factory=dict)
+    moments: dict[str, Any] = field(default_factory=dict)  # what the server's optimiser and its average keep
 
 
 @dataclass(frozen=True, order=True)

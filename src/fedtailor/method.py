@@ -13,14 +13,15 @@ A method holds numbers only. What changes lives in ``ServerState.memory`` and in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.stepping import check_follows_cuts
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
@@ -33,9 +34,12 @@ from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import NormPolicy, Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require, unknown
-from fedtailor.merging import WEIGHTINGS, holder_mean
+from fedtailor.merging import WEIGHTINGS, optimising
+from fedtailor.merging.settings import ServerSettings, refuse_own_merge
 from fedtailor.messages import Client, Deployed, Lease, Metrics, ServerState, Task, Update
 from fedtailor.seeds import Seeds
+
+SECTIONS = ("local", "server")  # fields that are tables of a config of their own, [training] and [server]
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,19 @@ class Method:
     policies: ClassVar[tuple[Policy, ...]] = norm.FOR_ANY_METHOD  # values of ``norm`` that make sense for it
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS  # limits it keeps to; None: looks at none
 
+    # Whether ``merge`` is, or calls, that of this class: settings of [server] act there, and nowhere else.
+    shared_merge: ClassVar[bool] = True
     rules: ClassVar[tuple[str, ...]] = (
         "norm",
         "weighting",
         "align",
     )  # settings that a fair comparison keeps equal
 
-    local: LocalTraining = LocalTraining()
+    local: LocalTraining = LocalTraining()  # [training]
     norm: Policy = "averaged"  # what happens to the running statistics of norm layers
     weighting: Literal["samples", "count"] = "samples"  # clients count by their examples, or all alike
     align: int = 1  # round widths up to a multiple, for hardware that likes 8 or 16
+    server: ServerSettings = ServerSettings()  # [server]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -69,6 +76,9 @@ class Method:
         if self.weighting not in WEIGHTINGS:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         require(self.align >= 1, "method.align", self.align, "at least 1")
+        check_follows_cuts(self.local, self.inactive)
+        if not self.shared_merge:
+            refuse_own_merge(self.server, self.name)
 
     def for_fleet(self, budgets: Sequence[Budget], model: ElasticModel) -> Self:
         """Itself, with what it settles only when it knows the budgets of all tiers."""
@@ -103,7 +113,8 @@ class Method:
     @property
     def workload(self) -> Workload:
         """One local step, as limits on memory and time mean it."""
-        return Workload(self.local.batch_size, optimiser_slots=int(self.local.momentum > 0))
+        local = self.local
+        return Workload(local.batch_size, local.optimiser_slots, local.accumulate)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """Which coordinates this client holds in this round."""
@@ -127,7 +138,7 @@ class Method:
 
     def train(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Train what was prepared, and send back the part of it that the lease names."""
-        patch, metrics = sgd.train(self, task, data, model)
+        patch, metrics = training.train(self, task, data, model)
         return self.answer(task, model.part(patch, task.lease.cut), len(data), metrics)
 
     def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
@@ -164,9 +175,8 @@ class Method:
         return sum(losses[1:], losses[0]) / len(losses)
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
-        """The next state."""
-        weights = holder_mean(state.weights, updates, model, WEIGHTINGS[self.weighting])
-        return replace(state, round=state.round + 1, weights=weights)
+        """The next state: the mean over holders, and what [server] makes of it."""
+        return optimising.merge(self.server, state, updates, model, WEIGHTINGS[self.weighting])
 
     @property
     def chooses(self) -> bool:
@@ -217,3 +227,8 @@ class Method:
     ) -> Mapping[str, Tensor]:
         """Tables about a finished run, for a report, written beside the weights; ``kept``: clients' memories."""
         return {}
+
+
+def own_settings(method: Method | type[Method]) -> dict[str, Field[Any]]:
+    """The settings of [method], by name; those of [training] and [server] are not among them."""
+    return {item.name: item for item in fields(method) if item.name not in SECTIONS}

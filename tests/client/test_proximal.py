@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.errors import FedtailorError
@@ -23,11 +23,11 @@ def test_the_gradient_of_the_proximal_term_is_part_of_the_clipped_gradient(clip)
     model, data = mlp_model(), vectors(8)
     local = LocalTraining(lr=0.2, batch_size=8, epochs=4, proximal=0.7, momentum=0.5, clip_norm=clip)
     task = task_for(model)
-    patch, _ = sgd.train(Method(local), task, data, model)
+    patch, _ = training.train(Method(local), task, data, model)
     module = copy.deepcopy(model.module)  # the shared one must stay as it is
     start = [value.detach().clone() for value in module.parameters()]
     optimiser = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.5)
-    for x, y in sgd.batches(local, task, data, skip_single=False):
+    for x, y in training.batches(local, task, data, skip_single=False):
         optimiser.zero_grad()
         distance = sum((a - b).square().sum() for a, b in zip(module.parameters(), start, strict=True))
         (cross_entropy(module(x), y) + 0.7 / 2 * distance).backward()
@@ -42,13 +42,15 @@ def test_without_it_nothing_changes_and_with_much_of_it_clients_stay_near_the_st
     model, data, task = mlp_model(), vectors(8), task_for(mlp_model())
 
     def trained(proximal: float) -> dict[str, torch.Tensor]:
-        return sgd.train(Method(LocalTraining(proximal=proximal, epochs=20)), task, data, model)[0].values
+        return training.train(Method(LocalTraining(proximal=proximal, epochs=20)), task, data, model)[
+            0
+        ].values
 
     def moved(values: dict[str, torch.Tensor]) -> float:
         return sum((values[n] - task.patch.values[n]).square().sum().item() for n in values)
 
     assert not differing(
-        trained(0.0), sgd.train(Method(LocalTraining(epochs=20)), task, data, model)[0].values
+        trained(0.0), training.train(Method(LocalTraining(epochs=20)), task, data, model)[0].values
     )
     assert moved(trained(9.0)) < 0.1 * moved(trained(0.0))
 
@@ -68,7 +70,7 @@ def test_outside_a_step_the_term_follows_the_policy_of_the_method():
 
     def outside(kind: type[Method], steps: int) -> torch.Tensor:
         local = LocalTraining(proximal=0.5, steps=steps, batch_size=4)
-        return sgd.train(kind(local), task, data, model)[0].values["0.weight"][2:]
+        return training.train(kind(local), task, data, model)[0].values["0.weight"][2:]
 
     start = task.patch.values["0.weight"][2:]
     after_one = outside(WideThenNarrow, 1)

@@ -143,6 +143,29 @@ def test_interrupted_after_every_round(name, references, tmp_path):
     assert comparable(tmp_path / "run") == uninterrupted(name, references)
 
 
+@pytest.mark.parametrize("name", method_names())
+def test_what_the_server_keeps_survives_an_interruption(name, tmp_path):
+    """Moments, counts and the average over rounds, of every method that merges by the shared rule; AdamW on clients."""
+    if not get_method(name).shared_merge:
+        pytest.skip("it merges in its own way, and [server] is refused")
+    settings = {
+        "training": {"optimiser": "adamw", "lr": 0.01, "momentum": 0.0, "accumulate": 2, "warmup_steps": 1},
+        "server": {"optimiser": "adam", "lr": 0.01, "average": 0.9},
+    }
+
+    def cut(record: RoundRecord) -> None:
+        if record.round == ROUNDS - 1:
+            raise CutError
+
+    whole = train(name, tmp_path / "whole", **settings)
+    with pytest.raises(CutError):
+        train(name, tmp_path / "run", on_round=cut, **settings)
+    train(name, tmp_path / "run", resume=True, **settings)
+    assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
+    assert whole.last is not None
+    assert whole.last.state.moments.keys() >= {"first", "second", "steps", "average"}
+
+
 def test_a_module_that_lies_otherwise_in_memory_is_resumed_too(tmp_path):
     """Channels-last weights: what is never trained keeps its layout in one run and loses it in the other."""
 
@@ -197,6 +220,9 @@ name = "heterofl"
 lr = 0.05
 momentum = 0.9
 batch_size = 16
+[server]
+optimiser = "adam"
+average = 0.9
 """
 
 

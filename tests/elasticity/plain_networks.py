@@ -32,6 +32,7 @@ NETWORKS: dict[str, tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]
     "flanc-cnn": (GREY, 10, (1, 8, 8), {"channels": (8, 8), "stem": 4}),
     "heterofl-resnet": (IMAGE, 10, (3, 16, 16), SMALL_RESNET),
     "lenet5": (GREY, 10, GREY, {"channels": (4, 6, 8), "hidden": 12}),
+    "llama": (TEXT, 86, (6,), {"embedding": 16, "heads": 2, "shared": 1, "hidden": 32}),
     "mlp": (GREY, 10, (1, 8, 8), {"hidden": (20, 10)}),
     "mnist-cnn": (GREY, 10, GREY, {}),
     "mobilenetv2": (IMAGE, 10, (3, 16, 16), {"width": 0.25}),

@@ -25,6 +25,7 @@ SETTINGS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "flanc-cnn": ((1, 8, 8), {"channels": (8, 8), "stem": 4}),
     "heterofl-resnet": ((3, 16, 16), SMALL_RESNET),
     "lenet5": ((1, 28, 28), {"channels": (4, 6, 8), "hidden": 12}),
+    "llama": ((12,), {"embedding": 16, "heads": 2, "shared": 1, "hidden": 32}),
     "mlp": ((1, 8, 8), {"hidden": (20, 10)}),
     "mnist-cnn": ((1, 28, 28), {}),
     "mobilenetv2": ((3, 16, 16), {"width": 0.25}),
@@ -55,7 +56,7 @@ def batch(name: str, size: int = 4) -> Tensor:
 
 def test_every_model_has_settings() -> None:
     assert sorted(SETTINGS) == model_names()
-    assert len(SETTINGS) == 16
+    assert len(SETTINGS) == 17
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -107,7 +108,7 @@ def test_norm_option(name: str, norm: str, kind: type | None) -> None:
     assert module(batch(name)).shape == (4, CLASSES)
 
 
-@pytest.mark.parametrize("name", ["char-lstm", "transformer"])
+@pytest.mark.parametrize("name", ["char-lstm", "llama", "transformer"])
 def test_every_position_predicts_from_the_past_only(name: str) -> None:
     last, every = build(name).eval(), build(name, predict="every").eval()
     characters = batch(name)

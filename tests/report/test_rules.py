@@ -43,6 +43,16 @@ def test_methods_with_equal_settings_differ_in_nothing_but_their_own():
     assert unequal_rules(configs) == []
 
 
+def test_what_the_server_does_is_a_rule_and_what_a_config_does_not_know_is_its_default():
+    plain, other = config("fedavg"), config("fedavg")
+    other["server"] |= {"optimiser": "adam", "average": 0.9}
+    told = "b differs from the others in: server.average = 0.9 (others: 0.0), server.optimiser = adam (others: sgd)."
+    assert unequal_rules({"a": plain, "b": other}) == [told]
+    del plain["server"], plain["training"]["optimiser"]
+    assert unequal_rules({"a": plain, "b": other}) == [told]
+    assert unequal_rules({"a": plain, "b": config("fedavg")}) == []
+
+
 def test_of_two_the_neutral_one_is_the_rule_in_any_order():
     pairs = [("heterofl", config("heterofl")), ("fedavg", config("fedavg"))]
     said = unequal_rules(dict(pairs))

@@ -59,6 +59,12 @@ def test_a_run_that_blew_up_says_so() -> None:
     assert not any("blown up" in each for each in told(training={"lr": 0.1}))
 
 
+def test_a_rate_of_sgd_is_told_to_be_high_for_adam() -> None:
+    found = told(training={"optimiser": "adamw"})
+    assert any(each.startswith("training.lr = 0.1 is high for adamw") for each in found)
+    assert not any("training.lr" in each for each in told(training={"optimiser": "adamw", "lr": 0.001}))
+
+
 def test_losses_of_pytorch_are_taken_as_they_are() -> None:
     usual = train(training={"lr": 0.1}, task="classification")
     for loss in (nn.CrossEntropyLoss(), F.cross_entropy):

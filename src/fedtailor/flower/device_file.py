@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.config import as_toml
 from fedtailor.elasticity.costing.budget import Budget, amount, as_limit
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.bench import Curve
 from fedtailor.fleet.roster import LIMITS
 from fedtailor.storage.files import replace_file
+from fedtailor.toml_text import as_toml
 
 FILE, MEASURED = "device", "measured"
 SENDING = ("bandwidth", "transfer_time")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
@@ -113,7 +113,7 @@ class SplitMix(Method):
                 patch=Patch(weights, task.patch.cut),
                 lease=replace(task.lease, names=frozenset(weights)),
             )
-            patch, metrics = sgd.train(self, alone, data, model)
+            patch, metrics = training.train(self, alone, data, model)
             values.update(named(patch.values, base))
             losses.append(metrics["loss"])
         return self.answer(

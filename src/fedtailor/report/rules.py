@@ -14,9 +14,17 @@ from typing import Any
 
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.running.norm import FOR_ANY_METHOD
+from fedtailor.merging.settings import ServerSettings
 from fedtailor.methods.registry import get_method, method_names
 
-NEUTRAL = {f"training.{key}": str(value) for key, value in asdict(LocalTraining()).items()} | {
+# A run of an earlier version, whose config does not know a setting yet, was run with its default.
+UNSAID = {
+    f"{table}.{key}": str(list(value) if isinstance(value, tuple) else value)
+    for table, settings in (("training", LocalTraining()), ("server", ServerSettings()))
+    for key, value in asdict(settings).items()
+    if value is not None
+}
+NEUTRAL = UNSAID | {
     "norm": "averaged",
     "weighting": "samples",
     "align": "1",
@@ -29,7 +37,10 @@ def rules_of(config: Settings) -> dict[str, str]:
     method = config.get("method", {})
     name = method.get("name", "")
     kept = get_method(name).rules if name in method_names() else ("norm", "weighting", "align")
-    rules = {f"training.{key}": str(value) for key, value in config.get("training", {}).items()}
+    tables = {name: config.get(name, {}) for name in ("training", "server")}
+    rules = UNSAID | {
+        f"{name}.{key}": str(value) for name, table in tables.items() for key, value in table.items()
+    }
     # A switch that a method does not have is one that is off.
     return rules | {key: str(method[key]) for key in kept if key in method and method[key] is not False}
 

@@ -16,11 +16,12 @@ from fedtailor.objective import TASKS, cross_entropy
 from fedtailor.server.setup import Setup
 
 HOPELESS = 100  # times the loss of a guess
+HIGH_FOR_ADAM = 0.05
 
 
 def advice(setup: Setup) -> list[str]:
-    """Who takes no part and why, who is given less than it may have, and outputs that are not what losses expect."""
-    found = _about_outputs(setup)
+    """Who takes no part and why, who is given less than it may have, odd outputs of the network, odd rates."""
+    found = _about_outputs(setup) + _about_rates(setup)
     found += [_left_out(setup, tier) for tier in setup.fleet.left_out]
     found += [sentence for tier in setup.fleet.tiers if (sentence := _narrower(setup, tier))]
     return found
@@ -50,6 +51,16 @@ def _about_outputs(setup: Setup) -> list[str]:
             "so such a network learns slowly; leave it out"
         )
     return found
+
+
+def _about_rates(setup: Setup) -> list[str]:
+    local = setup.method.local
+    if local.optimiser not in ("adam", "adamw") or local.lr < HIGH_FOR_ADAM:
+        return []
+    return [
+        f"training.lr = {local.lr} is high for {local.optimiser}, which moves every weight by about that much in each "
+        "step; 0.001 is usual"
+    ]
 
 
 def _left_out(setup: Setup, tier: Tier) -> str:

@@ -17,6 +17,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError, require
 from fedtailor.fleet import Fleet, FleetSettings, fleet_by_name
 from fedtailor.fleet.presets import build_fleet
+from fedtailor.merging.settings import ServerSettings
 from fedtailor.method import Method
 from fedtailor.models import build_model
 from fedtailor.objective import Objective
@@ -28,6 +29,8 @@ ModuleLike = nn.Module | str | Callable[..., nn.Module]
 FleetLike = Fleet | str | Mapping[str, Any] | list[Any] | tuple[Any, ...]
 MethodLike = Method | type[Method] | str | Mapping[str, Any]
 TrainingLike = LocalTraining | Mapping[str, Any] | None
+ServerLike = ServerSettings | Mapping[str, Any] | None
+TABLES = {"training": '{"lr": 0.05, "epochs": 2}', "server": '{"optimiser": "adam", "lr": 0.01}'}
 
 
 def run_settings(**given: Any) -> RunConfig:
@@ -79,14 +82,16 @@ def _tier(number: int, entry: Any) -> dict[str, Any]:
     )
 
 
-def method_with(given: MethodLike, training: TrainingLike, rounds: int) -> Method:
-    """The method that was meant, with settings of local training; a mapping leaves the others as they are."""
+def method_with(given: MethodLike, training: TrainingLike, rounds: int, server: ServerLike = None) -> Method:
+    """The method that was meant, with settings of [training] and [server]; mappings leave the others as they are."""
     if isinstance(given, Method):
-        local = given.local
+        local, merging = given.local, given.server
         if training is not None:
-            local = validated(LocalTraining, {**dataclasses.asdict(local), **_table(training)}, "training")
-        return dataclasses.replace(given, local=dataclasses.replace(local, rounds=rounds))
-    return build_method(method_table(given), _table(training), rounds)
+            local = validated(LocalTraining, {**vars(local), **_table(training, "training")}, "training")
+        if server is not None:
+            merging = validated(ServerSettings, {**vars(merging), **_table(server, "server")}, "server")
+        return dataclasses.replace(given, local=dataclasses.replace(local, rounds=rounds), server=merging)
+    return build_method(method_table(given), _table(training, "training"), rounds, _table(server, "server"))
 
 
 def method_table(given: MethodLike) -> dict[str, Any]:
@@ -114,14 +119,14 @@ def toml_value(text: str) -> Any:
         return text
 
 
-def _table(training: Any) -> dict[str, Any]:
-    if training is None:
+def _table(given: Any, name: str) -> dict[str, Any]:
+    if given is None:
         return {}
-    if isinstance(training, LocalTraining):
-        return dataclasses.asdict(training)
-    if isinstance(training, Mapping):
-        return dict(training)
-    raise FedtailorError(f'training = {training!r}: expected a table such as {{"lr": 0.05, "epochs": 2}}')
+    if isinstance(given, LocalTraining | ServerSettings):
+        return dict(vars(given))
+    if isinstance(given, Mapping):
+        return dict(given)
+    raise FedtailorError(f"{name} = {given!r}: expected a table such as {TABLES[name]}")
 
 
 def module_of(given: ModuleLike, data: FederatedData, seeds: Seeds, objective: Objective) -> nn.Module:

@@ -20,7 +20,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
 from fedtailor.importing import import_path_of
-from fedtailor.method import Method
+from fedtailor.method import Method, own_settings
 from fedtailor.methods.registry import name_of
 from fedtailor.objective import OWN, Objective
 from fedtailor.seeds import Seeds
@@ -32,12 +32,13 @@ Words = dict[str, Any]
 def called(setup: Setup, module: Any, data: Any, learnt: Words) -> Words:
     """What ``train`` was given; None for what only an object can say."""
     method = setup.method
-    settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.name != "local"}
+    settings = {name: getattr(method, name) for name in own_settings(method)}
     return {
         "module": _module_words(module),
         "data": _data_words(data),
         "method": {"name": name_of(type(method)), **_plain(settings)},
         "training": _plain(dataclasses.asdict(method.local)),
+        "server": _plain(dataclasses.asdict(method.server)),
         "fleet": _fleet_words(setup.fleet),
         "settings": _plain(dataclasses.asdict(setup.settings)),
         "seed": setup.seeds.root,
@@ -50,7 +51,8 @@ def method_of(words: Words) -> Method:
     """The method of a call, as its fleet had settled it."""
     if words["method"]["name"] is None:
         raise FedtailorError("the class of its method cannot be imported: pass it, Run.load(..., method=...)")
-    return build_method(words["method"], words["training"], words["settings"]["rounds"])
+    rounds, server = words["settings"]["rounds"], words.get("server")
+    return build_method(words["method"], words["training"], rounds, server)
 
 
 def fleet_of(words: Words) -> Fleet:

@@ -99,7 +99,7 @@ def left_out(setup: Setup) -> dict[str, Any]:
 def settings_of(setup: Setup) -> dict[str, Any]:
     """What a config would say of a run that was started from Python, as far as its objects tell it."""
     method, objective = dataclasses.asdict(setup.method), setup.model.objective
-    training, data = method.pop("local"), picture.overview(setup.data)
+    training, server, data = method.pop("local"), method.pop("server"), picture.overview(setup.data)
     del training["rounds"]  # those of the run
     fleet = {"tiers": [f"{tier.name}: {tier.budget}, {tier.share}" for tier in setup.fleet.tiers]}
     fleet |= {name: getattr(setup.fleet, name) for name in ("dynamic", "macs_range", "only_top")}
@@ -112,6 +112,7 @@ def settings_of(setup: Setup) -> dict[str, Any]:
         "fleet": fleet,
         "method": {"name": setup.method.name or type(setup.method).__qualname__, **method},
         "training": training,
+        "server": server,
         "objective": {"loss": _named(objective.loss), "metrics": list(objective.metrics)},
     }
     return dict(json.loads(json.dumps(settings, default=str)))

@@ -14,6 +14,7 @@ from fedtailor.engines.opening import open_engine
 from fedtailor.engines.protocol import Engine
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
+from fedtailor.merging.optimising import to_deploy
 from fedtailor.objective import Loss, Metric
 from fedtailor.progress import showing
 from fedtailor.record import RoundRecord
@@ -22,6 +23,7 @@ from fedtailor.run.arguments import (
     FleetLike,
     MethodLike,
     ModuleLike,
+    ServerLike,
     TrainingLike,
     fleet_of,
     folder_of,
@@ -58,6 +60,7 @@ def train(
     clients_per_round: int | None = None,
     evaluate_every: int | Literal["auto"] = "auto",
     training: TrainingLike = None,
+    server: ServerLike = None,
     task: str | None = None,
     loss: Loss | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
@@ -85,6 +88,7 @@ def train(
     classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises and reports.
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
+    ``training`` says how clients train, ``server`` what becomes of their mean (``{"optimiser": "adam"}``).
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
     ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients.
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
@@ -99,7 +103,7 @@ def train(
         stopping=stopping, engine=engine, norm=norm, report=report,
         checkpoint=checkpoint,
     )  # fmt: skip
-    devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
+    devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server)
     learnt = Learnt(task, loss, metrics, validation)
     with showing(chosen.name, settings.rounds, progress) as show:
         setup = make_setup(module, data, devices, chosen, settings, clients_per_round, learnt, device)
@@ -210,6 +214,7 @@ def start(
     best, state = at.best.round if at.best else None, at.state
     if best is not None and setup.settings.stopping.restore_best:
         state = kept.state_of(best)
+    state = to_deploy(state)
     folder = journal.folder.path if journal is not None else None
     run = Run(setup, state, tuple(history), best, at.memories, origin, at, folder=folder)
     if journal is not None:

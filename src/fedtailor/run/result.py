@@ -21,6 +21,7 @@ from fedtailor.elasticity.running.switchable import Switchable, switchable
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet
+from fedtailor.merging.optimising import to_deploy
 from fedtailor.messages import Deployed, ServerState, version_of
 from fedtailor.method import Method
 from fedtailor.record import RoundRecord, headline
@@ -73,7 +74,7 @@ class Run:
         found = load(Path(folder), AtHand(module, data, method, device))
         history, best = RunFolder(Path(folder)).records(), found.last.best
         return cls(
-            found.setup, found.end.state, tuple(history), best.round if best else None, found.end.memories,
+            found.setup, to_deploy(found.end.state), tuple(history), best.round if best else None, found.end.memories,
             found.origin, found.last, found.data_at_hand, Path(folder),
         )  # fmt: skip
 

@@ -25,6 +25,7 @@ from fedtailor.engines.protocol import Engine, Measuring, MeasuringAside
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Tier
 from fedtailor.merging import by_samples, holder_mean
+from fedtailor.merging.optimising import to_deploy, to_train
 from fedtailor.messages import Client, Lease, Measure, Refused, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.record import Spent
@@ -86,11 +87,13 @@ def evaluate(setup: Setup, at: Checkpoint, clients: Sequence[Client], engine: Ti
     if setup.method.policy.kept_by_clients:
         step("evaluating on clients")
         state = at.state
-        scores = [Scores(each) for each in evaluate_clients(inquiry, at, clients, actions)]
+        shown = replace(at, state=to_deploy(state))
+        scores = [Scores(each) for each in evaluate_clients(inquiry, shown, clients, actions)]
     else:
-        state = calibrate(inquiry, at.state, [tier.budget for tier in tiers], clients)
+        measured = calibrate(inquiry, to_deploy(at.state), [tier.budget for tier in tiers], clients)
+        state = to_train(measured, at.state)
         step(f"evaluating {len(tiers)} tiers")
-        deployed = deployed_to(setup, state, tiers)
+        deployed = deployed_to(setup, measured, tiers)
         scores = [_measured(setup, deployed, engine.engine, action) for action in actions]
     validation = scores[1].tiers if len(scores) > 1 else None
     return Evaluation(state, scores[0], inquiry.refused, inquiry.spent, validation, inquiry.sampled)
@@ -112,7 +115,7 @@ def evaluate_aside(setup: Setup, at: Checkpoint, engine: Timely) -> LaterEvaluat
         or not isinstance(workers, MeasuringAside)
     ):
         return None
-    deployed = deployed_to(setup, at.state, setup.fleet.tiers)
+    deployed = deployed_to(setup, to_deploy(at.state), setup.fleet.tiers)
     later = workers.measure_aside(deployed.networks)
     return lambda: Evaluation(at.state, _scores_of(setup, deployed, later()))
 

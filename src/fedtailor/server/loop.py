@@ -22,6 +22,7 @@ from typing import Protocol
 from fedtailor.elasticity.costing.fitting import check_honoured
 from fedtailor.engines.protocol import Engine
 from fedtailor.errors import FedtailorError
+from fedtailor.merging.optimising import check_applied
 from fedtailor.messages import Client, Task, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
@@ -82,6 +83,7 @@ def run_rounds(
         if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
         merged = method.merge(at.state, updates, model)
+        check_applied(method.server, type(method).__qualname__, merged)
         ended = at.after(merged, updates, best, held.strikes, held.under_way)
         if settings.evaluates(ended.state.round):
             last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)

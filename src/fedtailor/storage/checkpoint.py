@@ -74,7 +74,9 @@ def newest_rounds(kept: Mapping[int, Memory]) -> dict[int, Memory]:
 def settle(state: ServerState) -> ServerState:
     """The state as it would be read back from a file; what cannot be saved is refused by name."""
     weights = settled(dict(state.weights), "state.weights")
-    return replace(state, weights=weights, memory=settled(dict(state.memory), "state.memory", MEMORY_DEPTH))
+    memory = settled(dict(state.memory), "state.memory", MEMORY_DEPTH)
+    moments = settled(dict(state.moments), "state.moments", MEMORY_DEPTH)
+    return replace(state, weights=weights, memory=memory, moments=moments)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> list[Buffer]:
@@ -90,6 +92,8 @@ def encode_checkpoint(checkpoint: Checkpoint) -> list[Buffer]:
             "best": None if best is None else [best.round, best.value, best.since],
             "strikes": dict(checkpoint.strikes),
             **clock,
+            # Only where there are some: earlier versions go on reading what has none.
+            **({"moments": dict(state.moments)} if state.moments else {}),
         }
     )
 
@@ -98,7 +102,7 @@ def decode_checkpoint(data: Buffer, device: torch.device | str = "cpu") -> Check
     """The checkpoint of a frame."""
     value = decode(data, device)
     try:
-        state = ServerState(value["round"], value["weights"], value["memory"])
+        state = ServerState(value["round"], value["weights"], value["memory"], value.get("moments", {}))
         best = None if value["best"] is None else Best(*value["best"])
         under_way = _under_way(value["clock"]) if "clock" in value else UnderWay()
         return Checkpoint(state, value["memories"], best, value["strikes"], under_way)

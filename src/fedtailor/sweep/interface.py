@@ -14,7 +14,7 @@ from typing import Any
 from fedtailor.config import build_method
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Fleet
-from fedtailor.method import Method
+from fedtailor.method import Method, own_settings
 from fedtailor.methods.registry import get_method
 from fedtailor.progress import showing
 from fedtailor.run.arguments import (
@@ -194,12 +194,13 @@ def _planned(
                 f"methods {variant!r} and {other!r} would share a folder: name one otherwise"
             )
         rounds = settings.get("rounds", inspect.signature(train).parameters["rounds"].default)
-        training = settings.get("training")
+        training, server = settings.get("training"), settings.get("server")
         if isinstance(given, Method):
-            made = {"": method_with(given, training, rounds)}
+            made = {"": method_with(given, training, rounds, server)}
         else:
             tables = _per_tier(variant, method_table(given), fleet)
-            made = {tier: _neutral(table, training, rounds) for tier, table in tables.items()}
+            neutral = {tier: _neutral(table, training, rounds) for tier, table in tables.items()}
+            made = {tier: method_with(each, None, rounds, server) for tier, each in neutral.items()}
         for tier, method in made.items():
             yield from (Planned(variant, seed, tier, method) for seed in seeds)
 
@@ -228,8 +229,8 @@ def _label(given: Any) -> str:
     if isinstance(given, str):
         return given
     if isinstance(given, Method):
-        usual = {item.name: item.default for item in dataclasses.fields(given)}
-        settings = {key: getattr(given, key) for key in usual if key != "local"}
+        usual = {name: item.default for name, item in own_settings(given).items()}
+        settings = {key: getattr(given, key) for key in usual}
         return _spelt(given.name, {key: value for key, value in settings.items() if value != usual[key]})
     table = method_table(given)
     name = table.pop("name")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.config import RunConfig, as_toml, load_config, split_spec, to_toml
+from fedtailor.config import RunConfig, load_config, split_spec, to_toml
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier
 from fedtailor.fleet.presets import build_fleet
@@ -25,6 +25,7 @@ from fedtailor.run.choosing import USUAL_SHARE, chooses
 from fedtailor.steps import OnNotice
 from fedtailor.storage.files import replace_file
 from fedtailor.storage.run_folder import COMPARISON, CONFIG, RunFolder
+from fedtailor.toml_text import as_toml
 
 PRESETS = ("neutral", "paper")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedtailor
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.sgd import LocalSteps
+from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic
@@ -27,7 +27,7 @@ from helpers import client, cnn_model
 TRAIN_NARROW_SHORTCUTS = """
 import torch
 from torch import Tensor, nn
-from fedtailor.client import sgd
+from fedtailor.client import training
 import fedtailor
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
@@ -44,7 +44,7 @@ model = elastic(network, data.take(torch.arange(2)))
 method = FjORD(LocalTraining(batch_size=4, epochs=3))
 for width in ("1/5", "1"):
     task = method.assign(method.init(model), client(0, width, 16), model, Seeds(0))
-    sgd.train(method, task, data, model)
+    training.train(method, task, data, model)
 held = [torch.randn(size) for size in range(1, 2000)]
 """
 

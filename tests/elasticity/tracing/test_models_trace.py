@@ -9,7 +9,7 @@ from fedtailor.elasticity.explain import elastic_share
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.models import build_model, model_names
 
-TEXT = ("char-lstm", "text-classifier", "transformer")
+TEXT = ("char-lstm", "llama", "text-classifier", "transformer")
 
 
 @pytest.mark.parametrize("name", model_names())

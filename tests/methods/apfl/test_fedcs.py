@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.sgd import LocalSteps
+from fedtailor.client.training import LocalSteps
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.selections import as_candidates, kept, prefix
@@ -220,9 +220,9 @@ def test_one_step_with_a_teacher_is_the_sum_of_both_gradients(alpha):
     model, data = mlp_model(10), vectors(8)
     method = Fixed(replace(PLAIN, steps=1, batch_size=8), alpha=alpha, temperature=2.0)
     task = assign(method, model, "4/5")
-    patch, metrics = sgd.train(method, task, data, model)
+    patch, metrics = training.train(method, task, data, model)
     weights = {n: v.clone().requires_grad_() for n, v in task.patch.values.items()}
-    (x, y) = next(iter(sgd.batches(method.local, task, data, skip_single=False)))
+    (x, y) = next(iter(training.batches(method.local, task, data, skip_single=False)))
 
     def network(units: int) -> Tensor:
         hidden = F.relu(F.linear(x, weights["0.weight"][:units], weights["0.bias"][:units]))
@@ -242,7 +242,7 @@ def test_one_step_with_a_teacher_is_the_sum_of_both_gradients(alpha):
 def test_a_student_as_wide_as_its_teacher_is_a_plain_step():
     model, data = cnn_model(10, 15), images(8)
     taught, alone = (Fixed(LOCAL, distillation=on, student="4/5") for on in (True, False))
-    results = [sgd.train(m, assign(m, model, "4/5"), data, model)[0].values for m in (taught, alone)]
+    results = [training.train(m, assign(m, model, "4/5"), data, model)[0].values for m in (taught, alone)]
     assert not differing(*results)
 
 
@@ -268,7 +268,7 @@ def test_a_step_moves_the_statistics_of_its_own_width_alone(distillation):
     method = Fixed(replace(PLAIN, steps=3), distillation=distillation)
     task = assign(method, model, "4/5")
     assert not set(model.statistics) & set(task.patch.values)
-    patch, _ = sgd.train(method, task, data, model)
+    patch, _ = training.train(method, task, data, model)
     moved = {
         t
         for t in ("1/5", "2/5", "3/5", "4/5")
@@ -281,10 +281,10 @@ def test_a_step_moves_the_statistics_of_its_own_width_alone(distillation):
 def test_statistics_are_those_of_a_small_network_trained_by_itself():
     model, data = cnn_model(10, 15), images(8)
     method = Fixed(replace(PLAIN, steps=4), distillation=False)
-    patch, _ = sgd.train(method, assign(method, model, 1), data, model)
+    patch, _ = training.train(method, assign(method, model, 1), data, model)
     alone = FedAvg(method.local, width="2/5")
     task = alone.assign(alone.init(model), client(0, 1, examples=40), model, Seeds(0))
-    expected, _ = sgd.train(alone, task, data, model)
+    expected, _ = training.train(alone, task, data, model)
     for name in model.statistics:
         assert bits(patch.values[f"{name}@2/5"]) == bits(expected.values[name])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.config import load_config, make_config, to_toml
 from fedtailor.elasticity.costing.budget import Budget
@@ -102,7 +102,7 @@ def narrow_steps(local: LocalTraining, steps: int):
     method = FjORD(replace(local, steps=steps), probabilities=(1.0, *[1e-12] * 4), distillation=False)
     task = assign(method, model, 1)
     assert {method.step_cuts(task, step, model)[0].tag for step in range(steps)} == {"1/5"}
-    patch, _ = sgd.train(method, task, data, model)
+    patch, _ = training.train(method, task, data, model)
     inside = held_mask(model, prefix(model.groups, Fraction(1, 5)), "0.weight")
     return task.patch.values["0.weight"][~inside], patch.values["0.weight"][~inside]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.sgd import Diverged
+from fedtailor.client.training import Diverged
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.expected import expected_macs, project, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut
@@ -189,7 +189,7 @@ def test_divergence_resets_to_uniform_once_and_both_attempts_count(monkeypatch):
     model, data = cnn_model(8, 12), image_data((6, 9, 4))
     method = Flado(LOCAL, sketch=64)
     task, _ = second_round(method, model, data)
-    part, real, calls = data.train.subset(torch.arange(6)), sgd.train, []
+    part, real, calls = data.train.subset(torch.arange(6)), training.train, []
 
     def fails_once(*args):
         calls.append(args)
@@ -197,7 +197,7 @@ def test_divergence_resets_to_uniform_once_and_both_attempts_count(monkeypatch):
             raise Diverged("too far")
         return real(*args)
 
-    monkeypatch.setattr(sgd, "train", fails_once)
+    monkeypatch.setattr(training, "train", fails_once)
     update = method.perform(task, part, model)
     assert len(calls) == 2
     assert update.metrics["examples"] == 12
@@ -207,7 +207,7 @@ def test_divergence_resets_to_uniform_once_and_both_attempts_count(monkeypatch):
     def fails_always(*args):
         raise Diverged("too far")
 
-    monkeypatch.setattr(sgd, "train", fails_always)
+    monkeypatch.setattr(training, "train", fails_always)
     with pytest.raises(Diverged):
         method.perform(task, part, model)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
@@ -144,7 +144,7 @@ def test_with_one_width_it_is_fedavg_on_basis_and_coefficients_bit_for_bit():
             task = method.assign(ServerState(round, values), client(number), model, Seeds(0))
             module = Factors(values).to(memory_format=torch.channels_last)
             optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-            for batch in sgd.batches(local, task, data.client(number), skip_single=False):
+            for batch in training.batches(local, task, data.client(number), skip_single=False):
                 optimiser.zero_grad()
                 F.cross_entropy(module(batch[0]), batch[1]).backward()
                 optimiser.step()
@@ -186,7 +186,7 @@ def test_the_basis_learns_from_a_client_of_any_width(form):
     state = method.init(model)
     for width in (0.25, 0.5, 0.75, 1):
         task = method.assign(state, client(0, width=width), model, Seeds(0))
-        steps = sgd.LocalSteps(method, task, model)
+        steps = training.LocalSteps(method, task, model)
         batch = data.client(0).take(torch.arange(6))
         leaves = steps._leaves(task.patch.cut)
         answer = method.forward(leaves, task.patch.cut, batch, task, model)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.sgd import LocalSteps
+from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Mask

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedtailor.method import Method
 
 SETTINGS = "## Settings"
-TRAINING = "`[training]` has the settings of local training, for every method."
+TRAINING = "`[training]` and `[server]` have the settings of training on clients and on the server, for every method."
 
 
 def methods(
@@ -54,7 +54,9 @@ def _own_card(name: str) -> str:
 
 def _settings_table(method: type[Method]) -> list[str]:
     """Every setting with its type and default, those of the class itself first."""
-    known = {item.name: item for item in dataclasses.fields(method) if item.name != "local"}
+    from fedtailor.method import own_settings
+
+    known = own_settings(method)
     own = [name for name in known if name in inspect.get_annotations(method)]
     lines = [
         f"| `{name}` | {_type(known[name])} | `{_word(_default(known[name]))}` |"
@@ -77,13 +79,14 @@ def _word(value: Any) -> str:
 
 def _rows(name: str | None) -> list[dict[str, Any]]:
     load_torch()
+    from fedtailor.method import own_settings
     from fedtailor.methods.registry import get_method, method_names
 
     known, rows = summaries(), []
     for each in [name] if name is not None else method_names():
         method = get_method(each)
         described = (method.__doc__ or "").strip().partition("\n")[0]
-        settings = {f.name: str(_default(f)) for f in dataclasses.fields(method) if f.name != "local"}
+        settings = {name: str(_default(item)) for name, item in own_settings(method).items()}
         rows.append({"name": each, "summary": known.get(each, described), "settings": settings})
     return rows
 

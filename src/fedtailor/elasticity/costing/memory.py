@@ -23,10 +23,17 @@ class Workload:
     batch_size: int = 32
     # Numbers that the optimiser keeps for each parameter: 1 with momentum, 2 with Adam
     optimiser_slots: int = 0
+    parts: int = 1  # in which the batch is computed, one after the other
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, "workload.batch_size", self.batch_size, "at least 1")
         require(self.optimiser_slots >= 0, "workload.optimiser_slots", self.optimiser_slots, "at least 0")
+        require(1 <= self.parts <= self.batch_size, "workload.parts", self.parts, "1 to batch_size")
+
+    @property
+    def at_once(self) -> int:
+        """The examples whose activations are in memory together."""
+        return -(-self.batch_size // self.parts)
 
 
 def saved_parts(model: Pieces, cut: Cut, batch_size: int) -> list[Sizes]:

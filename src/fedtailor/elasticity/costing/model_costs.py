@@ -124,7 +124,7 @@ class ModelCosts:
             return (
                 2 * self._tensors["held"].at(counts)  # as received, and as trained
                 + copies * self._tensors["trained"].at(counts)
-                + self._saved(counts, workload.batch_size)
+                + self._saved(counts, workload.at_once)
             )
         assert limit == "step_time", limit
         return self._once(
@@ -197,7 +197,7 @@ class ModelCosts:
         memory = None
         if workload is not None:
             trained = sum(stored[name] for name in model.trainable & stored.keys())
-            saved = total(saved_parts(model, cut, workload.batch_size))
+            saved = total(saved_parts(model, cut, workload.at_once))
             memory = 2 * sum(stored.values()) + (1 + workload.optimiser_slots) * trained + saved
         return Cost(
             params=sum(sizes[name] for name in model.parameters if name in sizes),

@@ -29,13 +29,19 @@ def step_time(
         for name in model.parameters
         if name in model.trainable & weights.keys()
     ]
-    optimiser = torch.optim.SGD(trained, lr=1e-6, momentum=0.9 if workload.optimiser_slots else 0.0)
-    rows = torch.arange(workload.batch_size)
+    # Any optimiser that keeps two numbers and more for each parameter works about as long as AdamW.
+    optimiser: torch.optim.Optimizer = (
+        torch.optim.AdamW(trained, lr=1e-6)
+        if workload.optimiser_slots > 1
+        else torch.optim.SGD(trained, lr=1e-6, momentum=0.9 if workload.optimiser_slots else 0.0)
+    )
+    rows = torch.arange(workload.at_once)
     batch = map_tensors(model.example, lambda column: column.detach().index_select(0, rows % len(column)))
 
     def step() -> None:
-        output = model.forward(weights, cut, batch, mode="train")
-        model.objective.loss(output, batch).backward()
+        for _ in range(workload.parts):
+            output = model.forward(weights, cut, batch, mode="train")
+            model.objective.loss(output, batch).backward()
         optimiser.step()
         optimiser.zero_grad()
 

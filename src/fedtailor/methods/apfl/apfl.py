@@ -41,4 +41,4 @@ class APFL(FedCS):
         searched = memory["over"] or all(client in memory["architectures"] for client in clients)
         if self.inherit or trained or self.warming(state) or not searched:
             return state
-        return replace(state, weights=model.weights())
+        return replace(state, weights=model.weights(), moments={})

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
@@ -72,7 +72,7 @@ class PartialAggregation(Method):
         patch = Patch({**task.patch.values, **statistics}, cut)
         lease = replace(task.lease, names=task.lease.names | frozenset(statistics))
         working = replace(task, patch=patch, lease=lease)
-        trained, metrics = sgd.train(self, working, data, model)
+        trained, metrics = training.train(self, working, data, model)
         kept = {name: trained.values.pop(name) for name in statistics}
         return self.answer(replace(working, memory=kept), trained, len(data), metrics)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
@@ -114,7 +114,7 @@ class WarmUp(PartialAggregation):
         """No statistics are tracked in a warm-up: every network of the sandwich uses those of the batch."""
         if task.action != WARM_UP:
             return super().perform(task, data, model)
-        trained, metrics = sgd.train(self, task, data, model)
+        trained, metrics = training.train(self, task, data, model)
         return self.answer(task, trained, len(data), metrics)
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:

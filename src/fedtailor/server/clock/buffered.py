@@ -38,7 +38,7 @@ STALE = "stale"
 
 def check_buffered(method: Method) -> None:
     """Refuse a method whose updates cannot be moved to a newer model."""
-    if type(method).merge is not Method.merge:
+    if not method.shared_merge:
         raise FedtailorError(
             f"asynchronous.buffer: {method.name} merges updates in a way of its own, which says nothing about those of "
             "older models; set it to 0, or take a method with the shared merge, such as heterofl or fjord"

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import clip_grad_norm_
-from torch.optim.sgd import sgd
 
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.data.batches import Batch, Examples, batch_size
+from fedtailor.client.precision import autocast
+from fedtailor.client.stepping import HeldWeights
+from fedtailor.data.batches import Batch, Examples, batch_size, map_tensors, target_of
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import plain
-from fedtailor.elasticity.cutting.patch import Patch, Where, gather, scatter
+from fedtailor.elasticity.cutting.patch import Patch, gather
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.layout import Layouts
 from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import FedtailorError
 from fedtailor.messages import Task
 
 
@@ -77,22 +78,37 @@ class LocalSteps:
         }
         statistics = frozenset(model.statistics)
         self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
-        self.optimiser = _Optimiser(method, self.held, method.local.rate(task.round))
+        self.optimiser = HeldWeights(method.local, method.inactive, self.held)
+        self.steps = max(1, method.local.steps_for(task.client.num_examples))
+        self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
+        self.least = 2 if method.local.accumulate > 1 and _needs_pairs(model) else 1  # examples of a part
 
     def take(self, step: int, batch: Batch) -> float:
         """One step on one batch; returns its loss."""
         cuts = self.method.step_cuts(self.task, step, self.model)
         leaves = [self._leaves(cut) for cut in cuts]
-        outputs = [
-            self.method.forward(values, cut, batch, self.task, self.model)
-            for values, cut in zip(leaves, cuts, strict=True)
-        ]
-        loss = self.method.loss(outputs, leaves, batch, self.task, self.model)
+        value = sum(
+            self._gradients_of(part, share, cuts, leaves, step)
+            for part, share in parts_of(batch, self.method.local.accumulate, self.least)
+        )
+        rate = self.method.local.rate(self.task.round, step, self.steps)
+        self.optimiser.step(self.model, self.cut, cuts, leaves, rate)
+        return value
+
+    def _gradients_of(
+        self, part: Batch, share: float, cuts: list[Cut], leaves: list[Weights], step: int
+    ) -> float:
+        """Leave the gradients of a part of the batch on the leaves; returns what it adds to the loss."""
+        with autocast(self.method.local.precision, self.device):
+            outputs = [
+                self.method.forward(values, cut, part, self.task, self.model)
+                for values, cut in zip(leaves, cuts, strict=True)
+            ]
+            loss = self.method.loss(outputs, leaves, part, self.task, self.model)
         if not math.isfinite(value := loss.item()):
             raise Diverged(f"the loss of client {self.task.client.id} became {value} in step {step}")
-        loss.backward()
-        self.optimiser.step(self.model, self.cut, cuts, leaves)
-        return value
+        (loss if share == 1 else loss * share).backward()
+        return value * share
 
     def trained(self) -> Patch:
         """What goes back to the server."""
@@ -150,6 +166,17 @@ def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bo
             raise Diverged(f"client {task.client.id} has {len(data)} example(s): too few for one batch")
 
 
+def parts_of(batch: Batch, count: int, least: int = 1) -> Iterator[tuple[Batch, float]]:
+    """A batch in so many parts of nearly equal size, each with its share of the examples; none below ``least``."""
+    examples = batch_size(batch)
+    count = max(1, min(count, examples // least))
+    if count == 1:
+        yield batch, 1.0
+        return
+    for rows in torch.arange(examples, device=target_of(batch).device).tensor_split(count):
+        yield map_tensors(batch, partial(torch.index_select, dim=0, index=rows)), len(rows) / examples
+
+
 def _needs_pairs(model: ElasticModel) -> bool:
     """Whether a single example cannot be trained on; batch norm needs two whether or not it tracks statistics."""
     return any(isinstance(layer, _BatchNorm) for layer in model.module.modules())
@@ -170,106 +197,3 @@ def _laid_out(value: Tensor, layout: torch.memory_format) -> bool:
     if value.dim() != 4 or layout != torch.channels_last:
         return True
     return value.stride(1) == 1 and value.stride(3) == value.shape[1]
-
-
-class _Optimiser:
-    """SGD on held weights whose gradients may belong to a part of them.
-
-    What momentum, weight decay and the proximal term do to coordinates outside a step's cuts is the method's
-    ``inactive`` policy: ``"held"`` moves everything that the client holds, ``"active"`` only what took part in the
-    step. Without the three the policies are the same, and only the part is touched.
-    """
-
-    def __init__(self, method: Training, held: Weights, rate: float) -> None:
-        self.local, self.rate = method.local, rate
-        self.held = {name: value for name, value in held.items() if value.requires_grad}
-        self.momenta: dict[str, Tensor | None] = dict.fromkeys(self.held)
-        proximal = method.local.proximal > 0
-        self.start = {name: value.detach().clone() for name, value in self.held.items()} if proximal else {}
-        self.still = method.local.momentum == 0 and method.local.weight_decay == 0 and not proximal
-        self.only_active = method.inactive == "active" or self.still
-
-    @torch.no_grad()
-    def step(self, model: ElasticModel, outer: Cut, cuts: list[Cut], leaves: list[Weights]) -> None:
-        """Apply the gradients that ``backward`` left on the leaves."""
-        widest, values = self._moved(outer, cuts, leaves)
-        table = None if widest == outer else model.inside(outer, widest)
-        gradients = self._collect(model, widest, cuts, leaves)
-        weights = {name: values[name] for name in gradients}
-        if self.start:
-            self._pull_back(gradients, weights, table)
-        if self.local.clip_norm < math.inf:
-            clip_grad_norm_(_with_gradients(gradients), self.local.clip_norm)
-        momenta = [self._momentum(name, table) for name in gradients]
-        sgd(
-            list(weights.values()), list(gradients.values()), momenta,
-            weight_decay=self.local.weight_decay, momentum=self.local.momentum, lr=self.rate, dampening=0.0,
-            nesterov=self.local.nesterov, maximize=False, foreach=True,
-        )  # fmt: skip
-        for (name, weight), momentum in zip(weights.items(), momenta, strict=True):
-            self._write(name, table, weight, momentum)
-
-    def _moved(self, outer: Cut, cuts: list[Cut], leaves: list[Weights]) -> tuple[Cut, Weights]:
-        """The smallest cut that holds all that a step moves, and its weights: the step's copies, or what is held."""
-        if self.only_active:
-            for cut, values in zip(cuts, leaves, strict=True):
-                if all(cut.holds(other) for other in cuts):
-                    return (outer, self.held) if cut.unmasked == outer else (cut, values)
-            # Moving everything held is the same as moving the cuts alone only as long as nothing else moves it.
-            require(
-                self.still, "step_cuts", cuts, "cuts inside one another, where inactive coordinates must rest"
-            )
-        return outer, self.held
-
-    def _collect(self, model: ElasticModel, widest: Cut, cuts: list[Cut], leaves: list[Weights]) -> Weights:
-        """Sum the gradients of all cuts into tensors of the widest one, and clear them."""
-        total: Weights = {}
-        for inner, values in zip(cuts, leaves, strict=True):
-            for name in self.held:
-                gradient = values[name].grad if name in values else None
-                if gradient is None:
-                    continue
-                values[name].grad = None  # two cuts may share a leaf, which has their sum already
-                if inner.unmasked != widest:
-                    wide = torch.zeros(
-                        model.shape(name, widest), dtype=gradient.dtype, device=gradient.device
-                    )
-                    scatter(wide, model.inside(widest, inner)[name], gradient)
-                    gradient = wide
-                total[name] = total[name] + gradient if name in total else gradient
-        return total
-
-    def _pull_back(self, gradients: Weights, weights: Weights, table: dict[str, Where] | None) -> None:
-        """The gradient of FedProx's term: mu * (w - w_round)."""
-        for name, gradient in gradients.items():
-            start = self.start[name] if table is None else gather(self.start[name], table[name])
-            gradient.add_(weights[name] - start, alpha=self.local.proximal)
-
-    def _momentum(self, name: str, table: dict[str, Where] | None) -> Tensor | None:
-        momentum = self.momenta[name]
-        if table is None or self.local.momentum == 0:
-            return momentum
-        if momentum is None:
-            momentum = self.momenta[name] = torch.zeros_like(self.held[name])
-        return gather(momentum, table[name])
-
-    def _write(
-        self, name: str, table: dict[str, Where] | None, weight: Tensor, momentum: Tensor | None
-    ) -> None:
-        if table is None:
-            self.momenta[name] = momentum
-            return
-        scatter(self.held[name], table[name], weight)
-        kept = self.momenta[name]
-        if momentum is not None and kept is not None:
-            scatter(kept, table[name], momentum)
-
-
-def _with_gradients(gradients: Weights) -> list[Tensor]:
-    """Stand-ins that carry the gradients, for PyTorch's clipping function."""
-    stand_ins = []
-    for gradient in gradients.values():
-        stand_in = torch.empty_like(gradient)
-        stand_in.grad = gradient
-        stand_ins.append(stand_in)
-    return stand_ins

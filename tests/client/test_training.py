@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedtailor.client import sgd
+from fedtailor.client import training
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.sgd import Diverged, batches
+from fedtailor.client.training import Diverged, batches
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import as_width, prefix
@@ -81,7 +81,7 @@ def test_the_full_network_trains_as_with_torch_optim_bit_for_bit(settings):
     local = replace(SETTINGS[settings], batch_size=4, epochs=3)
     data, model = vectors(10), mlp_model()
     task = task_for(model)
-    patch, metrics = sgd.train(Method(local), task, data, model)
+    patch, metrics = training.train(Method(local), task, data, model)
     module = copy.deepcopy(model.module)
     loss = plain_training(module, data, local, task)
     for name, value in module.state_dict().items():
@@ -94,7 +94,7 @@ def test_a_network_with_norms_trains_as_with_torch_optim(settings):
     local = replace(SETTINGS[settings], batch_size=4, epochs=2)
     data, model = images(12), cnn_model()
     task = task_for(model)
-    patch, _ = sgd.train(Method(local), task, data, model)
+    patch, _ = training.train(Method(local), task, data, model)
     module = copy.deepcopy(model.module)
     plain_training(module, data, local, task)
     assert patch.values.keys() == module.state_dict().keys()
@@ -110,7 +110,7 @@ def test_a_narrow_client_trains_a_plain_narrow_network(settings):
     local = replace(SETTINGS[settings], batch_size=4, epochs=2)
     data, model = vectors(10), mlp_model(8)
     task = task_for(model, prefix(model.groups, as_width("3/8")))
-    patch, _ = sgd.train(Method(local), task, data, model)
+    patch, _ = training.train(Method(local), task, data, model)
     full, small = model.module.state_dict(), tiny_mlp(3)
     first = {"0.weight": full["0.weight"][:3], "0.bias": full["0.bias"][:3]}
     small.load_state_dict({**first, "2.weight": full["2.weight"][:, :3], "2.bias": full["2.bias"]})
@@ -123,7 +123,7 @@ def test_training_leaves_the_task_and_the_data_as_they_were():
     data, model = images(8), cnn_model()
     task = task_for(model)
     before = snapshot(task.patch.values), bits(data.columns[0])
-    patch, _ = sgd.train(Method(), task, data, model)
+    patch, _ = training.train(Method(), task, data, model)
     assert (snapshot(task.patch.values), bits(data.columns[0])) == before
     assert all(not value.requires_grad and value.is_contiguous() for value in patch.values.values())
 
@@ -133,7 +133,7 @@ def test_frozen_parameters_stay():
     module[0].weight.requires_grad_(False)
     model = elastic(module, vectors(2).take(torch.arange(2)))
     task = task_for(model)
-    patch, _ = sgd.train(Method(LocalTraining(weight_decay=0.1, momentum=0.9)), task, vectors(8), model)
+    patch, _ = training.train(Method(LocalTraining(weight_decay=0.1, momentum=0.9)), task, vectors(8), model)
     assert bits(patch.values["0.weight"]) == bits(task.patch.values["0.weight"])
     assert bits(patch.values["2.weight"]) != bits(task.patch.values["2.weight"])
 
@@ -142,7 +142,7 @@ def test_only_what_the_lease_names_comes_back():
     model = cnn_model()
     task = task_for(model)
     task = replace(task, lease=Lease(frozenset({"0.weight"}), task.patch.cut))
-    patch, _ = sgd.train(Method(), task, images(8), model)
+    patch, _ = training.train(Method(), task, images(8), model)
     assert set(patch.values) == {"0.weight"}
 
 
@@ -196,7 +196,7 @@ def test_a_remainder_of_one_example_is_left_out_under_batch_norm_only():
 
 def test_training_with_a_remainder_of_one_example_under_batch_norm():
     model, data = cnn_model(), images(9)
-    patch, metrics = sgd.train(Method(LocalTraining(batch_size=4)), task_for(model), data, model)
+    patch, metrics = training.train(Method(LocalTraining(batch_size=4)), task_for(model), data, model)
     assert metrics["examples"] == 8
     assert all(bool(value.isfinite().all()) for value in patch.values.values())
 
@@ -205,7 +205,7 @@ def test_batch_norm_without_statistics_needs_two_examples_too():
     module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 4))
     model = elastic(module, vectors(2).take(torch.arange(2)))
     assert model.statistics == ()
-    _, metrics = sgd.train(Method(LocalTraining(batch_size=4)), task_for(model), vectors(5), model)
+    _, metrics = training.train(Method(LocalTraining(batch_size=4)), task_for(model), vectors(5), model)
     assert metrics["examples"] == 4
 
 
@@ -213,7 +213,7 @@ def test_batch_norm_without_statistics_needs_two_examples_too():
 def test_one_example_under_batch_norm_is_too_few(local):
     model = cnn_model()
     with pytest.raises(Diverged, match=r"client 3 has 1 example\(s\): too few for one batch"):
-        sgd.train(Method(local), task_for(model, number=3), images(1), model)
+        training.train(Method(local), task_for(model, number=3), images(1), model)
 
 
 @pytest.mark.parametrize("changes", [{"round": 1}, {"client": client(1)}, {"seeds": Seeds(1)}])
@@ -237,7 +237,7 @@ def test_augmentation_gets_a_generator_in_training():
     data, model = vectors(8), mlp_model()
     data = Examples(data.columns, preparation=preparation)
     for _ in range(2):
-        sgd.train(Method(LocalTraining(batch_size=4)), task_for(model), data, model)
+        training.train(Method(LocalTraining(batch_size=4)), task_for(model), data, model)
     assert len(drawn) == 4
     assert None not in drawn
     assert drawn[:2] == drawn[2:]
@@ -259,8 +259,8 @@ def test_dict_batches_train_like_tuples():
     model = elastic(tiny_mlp(), data.take(torch.arange(2)))
     other = elastic(named, as_dict.take(torch.arange(2)))
     local = LocalTraining(batch_size=4)
-    patch, metrics = sgd.train(Method(local), task_for(model), data, model)
-    from_dict, same = sgd.train(Method(local), task_for(other), as_dict, other)
+    patch, metrics = training.train(Method(local), task_for(model), data, model)
+    from_dict, same = training.train(Method(local), task_for(other), as_dict, other)
     assert metrics == same
     for name, value in patch.values.items():
         assert bits(from_dict.values[f"layers.{name}"]) == bits(value)
@@ -270,7 +270,7 @@ def test_divergence_says_who_and_when():
     model = mlp_model()
     data = Examples.of(torch.full((4, 5), math.nan), torch.zeros(4, dtype=torch.int64))
     with pytest.raises(Diverged, match="the loss of client 6 became nan in step 0"):
-        sgd.train(Method(), task_for(model, number=6), data, model)
+        training.train(Method(), task_for(model, number=6), data, model)
 
 
 # Several networks in one step: nested cuts
@@ -363,7 +363,7 @@ def test_nested_cuts_train_as_computed_by_hand(kind, parts, local):
     model, data = mlp_model(HIDDEN), vectors(10)
     task = task_for(model, Cut.of(model.groups, {group_of(model, "0.weight", 0): HELD}))
     method = kind(local=LOCALS[local], parts=PARTS[parts])
-    patch, _ = sgd.train(method, task, data, model)
+    patch, _ = training.train(method, task, data, model)
     expected = hand_computed(method, model, HELD, data, task, active_only=kind is NestedActive)
     for name, value in expected.items():
         torch.testing.assert_close(patch.values[name], value, rtol=1e-5, atol=1e-6)
@@ -377,7 +377,7 @@ def test_coordinates_outside_the_cuts_rest_bit_for_bit_under_the_active_policy(l
 
     def rest(kind) -> tuple[bool, bool]:
         method = kind(local=LOCALS[local], parts=(((0, 1, 2), (0, 1)), ((0, 2),)))
-        patch, _ = sgd.train(method, task, data, model)
+        patch, _ = training.train(method, task, data, model)
 
         def same(pick) -> bool:
             return all(
@@ -402,8 +402,8 @@ def test_momentum_moves_what_an_earlier_step_touched_under_the_held_policy_only(
     local = replace(LOCALS["momentum"], steps=2)
     one_step = replace(local, steps=1)
     for kind, moves in ((Nested, True), (NestedActive, False)):
-        first, _ = sgd.train(kind(local=one_step, parts=((wide,), (narrow,))), task, data, model)
-        second, _ = sgd.train(kind(local=local, parts=((wide,), (narrow,))), task, data, model)
+        first, _ = training.train(kind(local=one_step, parts=((wide,), (narrow,))), task, data, model)
+        second, _ = training.train(kind(local=local, parts=((wide,), (narrow,))), task, data, model)
         assert (bits(first.values["0.weight"][2:]) != bits(second.values["0.weight"][2:])) == moves
         assert bits(first.values["0.weight"][:2]) != bits(second.values["0.weight"][:2])
 
@@ -416,7 +416,7 @@ def test_cuts_that_cross_train_as_computed_by_hand(kind, local):
     model, data = mlp_model(HIDDEN), vectors(10)
     task = task_for(model, Cut.of(model.groups, {group_of(model, "0.weight", 0): HELD}))
     method = kind(local=LOCALS[local], parts=CROSSING)
-    patch, _ = sgd.train(method, task, data, model)
+    patch, _ = training.train(method, task, data, model)
     expected = hand_computed(method, model, HELD, data, task, active_only=kind is NestedActive)
     for name, value in expected.items():
         torch.testing.assert_close(patch.values[name], value, rtol=1e-5, atol=1e-6)
@@ -426,14 +426,14 @@ def test_cuts_that_cross_train_as_computed_by_hand(kind, local):
 def test_cuts_that_cross_are_refused_where_inactive_coordinates_would_move(local):
     model = mlp_model(HIDDEN)
     with pytest.raises(FedtailorError, match="step_cuts = .*expected cuts inside one another"):
-        sgd.train(NestedActive(local=LOCALS[local], parts=CROSSING), task_for(model), vectors(10), model)
+        training.train(NestedActive(local=LOCALS[local], parts=CROSSING), task_for(model), vectors(10), model)
 
 
 def test_a_step_cut_outside_the_held_one_is_refused():
     model = mlp_model(HIDDEN)
     task = task_for(model, Cut.of(model.groups, {group_of(model, "0.weight", 0): [0, 1]}))
     with pytest.raises(FedtailorError, match="a cut can only be narrowed to a part of itself"):
-        sgd.train(Nested(parts=(((2,),),)), task, vectors(4), model)
+        training.train(Nested(parts=(((2,),),)), task, vectors(4), model)
 
 
 def test_running_statistics_belong_to_the_held_width_alone():
@@ -446,7 +446,7 @@ def test_running_statistics_belong_to_the_held_width_alone():
 
     model, data = cnn_model(), images(8)
     task = task_for(model)
-    patch, _ = sgd.train(Narrow(), task, data, model)
+    patch, _ = training.train(Narrow(), task, data, model)
     for name in model.statistics:
         assert bits(patch.values[name]) == bits(task.patch.values[name])
     assert bits(patch.values["0.weight"]) != bits(task.patch.values["0.weight"])
@@ -536,7 +536,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(settings, message):
 def test_the_types_of_tensors_survive_training():
     model = elastic(tiny_mlp().double(), tuple(_double(entry) for entry in vectors(2).take(torch.arange(2))))
     inputs, labels = vectors(8).columns
-    patch, _ = sgd.train(Method(), task_for(model), Examples((inputs.double(), labels)), model)
+    patch, _ = training.train(Method(), task_for(model), Examples((inputs.double(), labels)), model)
     assert {value.dtype for value in patch.values.values()} == {torch.float64}
 
 

@@ -8,7 +8,7 @@ depend on the order in which updates arrived, and one client's own bits come bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from fedtailor.elasticity.cutting.patch import WHOLE, Where, scatter_index
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.messages import Update
+
+Parts = Sequence[tuple[Where | None, Tensor, float]]
 
 
 def by_samples(update: Update) -> float:
@@ -39,7 +41,16 @@ def holder_mean(
     weight: Callable[[Update], float] = by_samples,
 ) -> Weights:
     """Merge updates into the global weights; coordinates that nobody sent keep their bits."""
-    merged = dict(weights)
+    return {**weights, **{name: mean for name, mean, _ in each_mean(weights, updates, model, weight)}}
+
+
+def each_mean(
+    weights: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    model: ElasticModel,
+    weight: Callable[[Update], float],
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name after name the merged tensor, and which of its coordinates somebody sent."""
     # An update of weight zero is left out: adding 0.0 would turn a lone -0.0 into 0.0, and 0 * inf is NaN.
     ordered = sorted((update for update in updates if weight(update) > 0), key=lambda update: update.client)
     tables = [model.table(update.patch.cut) for update in ordered]
@@ -49,12 +60,16 @@ def holder_mean(
             for update, table in zip(ordered, tables, strict=True)
             if name in update.patch.values
         ]
-        merged[name] = mean_over_holders(weights.get(name), parts)
-    return merged
+        yield name, *mean_and_holders(weights.get(name), parts)
 
 
-def mean_over_holders(old: Tensor | None, parts: Sequence[tuple[Where | None, Tensor, float]]) -> Tensor:
+def mean_over_holders(old: Tensor | None, parts: Parts) -> Tensor:
     """One tensor: ``parts`` are (where, values, weight above 0); without ``where``, values fill the whole tensor."""
+    return mean_and_holders(old, parts)[0]
+
+
+def mean_and_holders(old: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
+    """The same, and which coordinates have a holder."""
     first = parts[0][1]
     dtype, shape = first.dtype, old.shape if old is not None else first.shape
     # Minus zero is the neutral element of floating-point addition: it keeps the sign of a lone client's -0.0.
@@ -68,10 +83,10 @@ def mean_over_holders(old: Tensor | None, parts: Sequence[tuple[Where | None, Te
     merged = mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
     if dtype == torch.float64 or not dtype.is_floating_point:
         merged = _keep_lone_values(merged, parts)
-    return torch.where(held, merged, old) if old is not None else merged
+    return (torch.where(held, merged, old) if old is not None else merged), held
 
 
-def _keep_lone_values(merged: Tensor, parts: Sequence[tuple[Where | None, Tensor, float]]) -> Tensor:
+def _keep_lone_values(merged: Tensor, parts: Parts) -> Tensor:
     """Float32 survives multiplying and dividing in float64; wider types need their lone holder's value itself."""
     raw = torch.full_like(merged, -0.0 if merged.dtype.is_floating_point else 0)
     holders = torch.zeros(merged.shape, dtype=torch.int32, device=merged.device)
