@@ -37,11 +37,15 @@ STALE = "stale"
 
 
 def check_buffered(method: Method) -> None:
-    """Refuse a method whose updates cannot be moved to a newer model."""
-    if not method.shared_merge:
+    """Refuse a method whose updates cannot be moved to a newer model.
+
+    Stricter than ``shared_merge``: what a method does in ``merge`` beyond the shared one (trajectories, stages, masks)
+    speaks of one model that all clients were sent.
+    """
+    if type(method).merge is not Method.merge:
         raise FedtailorError(
-            f"asynchronous.buffer: {method.name} merges updates in a way of its own, which says nothing about those of "
-            "older models; set it to 0, or take a method with the shared merge, such as heterofl or fjord"
+            f"asynchronous.buffer: {method.name} does more in its merge than the shared one, and that speaks of one "
+            "model for all; set it to 0, or take a method without such, as heterofl or fjord"
         )
 
 
