@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.exported import rule_of_operation
 from fedtailor.elasticity.tracing.rules import (
-    FUNCTION_RULES,
     LAYER_RULES,
     Findings,
     Operand,
     Rule,
     Site,
     plain,
+    rule_of_function,
     rule_of_layer,
 )
 from fedtailor.elasticity.tracing.units import Numbers, Units
@@ -86,13 +86,13 @@ class Numberer:
         if node.op == "placeholder":
             return lambda site: plain(site.output)
         if node.op == "get_attr":
-            return _attribute
+            return self._attribute
         if node.op == "call_module":
             rule = rule_of_layer(type(site.layer))
         elif isinstance(target, torch._ops.OpOverload):
             rule = rule_of_operation(target)
-        else:  # ``MyFunction.apply`` is known by its class
-            rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(getattr(target, "__self__", None))
+        else:
+            rule = rule_of_function(target)
         return rule or self._unknown
 
     def _unknown(self, site: Site) -> Any:
@@ -180,12 +180,17 @@ class Numberer:
                     self.units.fix(numbers, "is an output of the module")
                     self.units.outputs += [] if numbers is None else [numbers]
 
+    def _attribute(self, site: Site) -> Any:
+        """A parameter or buffer that ``forward`` uses by itself: each of its axes may turn out to be channels.
 
-def _attribute(site: Site) -> Any:
-    """A parameter or buffer that ``forward`` uses by itself: each of its axes may turn out to be channels."""
-    if not isinstance(site.output, Tensor):
-        return None
-    name = site.shared.get(site.path, site.path)
-    return tuple(
-        None if length == 1 else site.axis(name, dim, length) for dim, length in enumerate(site.output.shape)
-    )
+        The kernel of a convolution never does.
+        """
+        if not isinstance(site.output, Tensor):
+            return None
+        name = site.shared.get(site.path, site.path)
+        owner, _, leaf = site.path.rpartition(".")
+        kernel = leaf == "weight" and isinstance(self.root.get_submodule(owner), nn.modules.conv._ConvNd)
+        return tuple(
+            None if length == 1 or (kernel and dim > 1) else site.axis(name, dim, length)
+            for dim, length in enumerate(site.output.shape)
+        )

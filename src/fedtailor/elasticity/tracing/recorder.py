@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.fx._symbolic_trace import _assert_is_none
+from torch.fx._symbolic_trace import _assert_is_none, _wrapped_fns_to_patch
 from torch.nn.modules import transformer
 
 from fedtailor.elasticity.tracing.example import on_meta
-from fedtailor.elasticity.tracing.rules import TraceError, describe, rule_of_layer
+from fedtailor.elasticity.tracing.rules import TraceError, describe, rule_of_function, rule_of_layer
 from fedtailor.elasticity.tracing.source_lines import (
     asking_line,
     failing_line,
@@ -152,7 +152,7 @@ class Recorder(fx.Tracer):
     def record(self, module: nn.Module) -> fx.Graph:
         """The graph of ``module.forward``; ``node.meta["value"]`` holds the example's value, tensors without memory."""
         self._watch_mode(module)
-        with _patched(self), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with _patched(self), _looking_inside(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 graph = self.trace(module)
             except (TraceError, CannotFollowError):
@@ -335,3 +335,17 @@ def _patched(recorder: Recorder) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for (owner, name, _), value in zip(changes, before, strict=True):
             setattr(owner, name, value)
+
+
+@contextmanager
+def _looking_inside() -> Iterator[None]:
+    """Follow functions that ``torch.fx.wrap`` would hide, unless there is a rule for them."""
+    hidden = dict(_wrapped_fns_to_patch)
+    for place, namespace in hidden.items():
+        function = namespace.get(place[1])
+        if inspect.isfunction(function) and rule_of_function(function) is None:
+            del _wrapped_fns_to_patch[place]
+    try:
+        yield
+    finally:
+        _wrapped_fns_to_patch.update(hidden)

@@ -52,7 +52,10 @@ def layer_rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 
 def function_rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register how a function, an autograd function or a tensor method (by its name) carries channels."""
+    """Register how a function, an autograd function or a tensor method (by its name) carries channels.
+
+    A function of a library that need not be there is known by its full name (``"library.module.function"``).
+    """
 
     def register(rule: Rule) -> Rule:
         for target in targets:
@@ -70,6 +73,14 @@ def rule_of_layer(kind: type) -> Rule | None:
         if any(inspect.isfunction(value) and name not in _HARMLESS for name, value in vars(base).items()):
             return None
     return None
+
+
+def rule_of_function(target: Any) -> Rule | None:
+    """The rule of a function, of an autograd function (``MyFunction.apply``), or of what is known by its full name."""
+    rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(getattr(target, "__self__", None))
+    return rule or FUNCTION_RULES.get(
+        f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
+    )
 
 
 @dataclass(frozen=True)

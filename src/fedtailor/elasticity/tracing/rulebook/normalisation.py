@@ -35,10 +35,15 @@ def channel_norm_layer(site: Site) -> Numbers:
 
 @function_rule(F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm)
 def channel_norm_function(site: Site) -> Numbers:
-    """As the layer: every other tensor is a vector over the channels."""
+    """As the layer: every other tensor is a vector over the channels.
+
+    Weights that are standardised (``weight.reshape(1, rows, -1)``) have their columns on a further axis.
+    """
     x, *vectors = site.operands()
     for vector in vectors:
         site.join(vector.numbers[0], x.numbers[1], "normalises what cannot shrink in")
+    if any(numbers is not None for numbers in (x.numbers[0], *x.numbers[2:])):
+        site.mark("small")
     site.follow("num_features", x.numbers[1])
     return x.numbers
 

@@ -116,11 +116,20 @@ def _regroup(
     assert numbers is not None
     spread = numbers.reshape([-1 if dim == numbered[0] else 1 for dim in dims])
     spread = np.broadcast_to(spread, [x.shape[dim] for dim in dims]).reshape(tuple(shape))
-    carrier = _carrier(site, shape, written)
+    exact = _varying(spread)
+    carrier = _carrier(site, shape, written) if exact is None else exact
     rows = np.moveaxis(spread, carrier, -1).reshape(-1, shape[carrier])
-    if len(rows) > 1:
+    if len(rows) > 1 and exact is None:
         site.units.tie(rows[:1], rows)
     return [np.ascontiguousarray(rows[0]) if position == carrier else None for position in range(len(shape))]
+
+
+def _varying(spread: Indices) -> int | None:
+    """The axis along which alone units differ: channels that were flattened come back to their own axis."""
+    varying = [
+        dim for dim, size in enumerate(spread.shape) if size > 1 and (np.diff(spread, axis=dim) != 0).any()
+    ]
+    return varying[0] if len(varying) == 1 and spread.ndim > 1 else None
 
 
 def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:

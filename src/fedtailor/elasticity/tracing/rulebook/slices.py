@@ -43,6 +43,9 @@ def _numbers_of(value: Any) -> Any:
 
 def _picked(site: Site, x: Operand, entries: Sequence[Any]) -> Any:
     """Indexed by a tensor or a list: the indexed axes stay whole; channels on the others pass if they stay last."""
+    for entry in entries:
+        if isinstance(entry, Operand):  # its own axes become axes of the output
+            site.fix_axes(entry, range(entry.value.dim()), "is an index in")
     simple = (
         all(entry == slice(None) for entry in entries if isinstance(entry, slice)) and Ellipsis not in entries
     )
