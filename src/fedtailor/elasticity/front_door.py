@@ -152,18 +152,25 @@ def _trace(module: nn.Module, example: Batch, wishes: Wishes) -> tuple[Batch, Tr
 def _candidates(
     module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes, traced: Traced
 ) -> Iterator[tuple[ElasticModel, Traced]]:
-    groups = _constrained(traced.groups, wishes)
-    yield ElasticModel(module, groups, example, objective, remarks=_remarks(traced)), traced
+    def of_own_class(shown: Traced) -> tuple[ElasticModel, Traced]:
+        groups = _constrained(shown.groups, wishes)
+        groups = replace(groups, sizes=groups.sizes + shown.solution.attributes)
+        return ElasticModel(module, groups, example, objective, remarks=_remarks(shown)), shown
+
+    if not traced.solution.torn:
+        yield of_own_class(traced)
     if not traced.obstacle:
+        groups = _constrained(traced.groups, wishes)
         sizes = tuple(Size("", name, extent) for name, extent in traced.extents().items())
         network = weightless(stand_in(traced.evaluation.network, module))
         remarks = _remarks(traced, graph=True)
         groups = replace(groups, sizes=groups.sizes + sizes)
         yield ElasticModel(module, groups, example, objective, network=network, remarks=remarks), traced
+    if traced.units.counted:
+        traced = traced.with_one_size_each()
+        yield of_own_class(traced)
     if traced.literals:
-        whole = traced.without_literals()
-        groups = _constrained(whole.groups, wishes)
-        yield ElasticModel(module, groups, example, objective, remarks=_remarks(whole)), whole
+        yield of_own_class(traced.without_literals())
 
 
 def _remarks(traced: Traced, graph: bool = False) -> list[str]:

@@ -26,15 +26,16 @@ from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _assert_is_none, _wrapped_fns_to_patch
 from torch.nn.modules import transformer
 
+from fedtailor.elasticity.tracing.attributes import label_sizes
 from fedtailor.elasticity.tracing.example import on_meta
 from fedtailor.elasticity.tracing.rules import TraceError, describe, rule_of_function, rule_of_layer
 from fedtailor.elasticity.tracing.source_lines import (
     asking_line,
     failing_line,
     is_guard,
-    is_unpacking,
     user_line,
 )
+from fedtailor.elasticity.tracing.values import Value
 
 FACTORIES = (
     torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
@@ -66,77 +67,6 @@ class Answer:
     source_line: str
 
 
-class Value(fx.Proxy):
-    """A recorded value that answers questions about sizes."""
-
-    @property
-    def known(self) -> Any:
-        """What the value is for the example."""
-        return self.node.meta["value"]
-
-    def __getattr__(self, k: str) -> Any:
-        # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
-        if k.startswith("__") or not hasattr(self.known, k):
-            raise AttributeError(f"{type(self.known).__name__!r} object has no attribute {k!r}")
-        return _Attribute(self, k)
-
-    def _answer(self, kind: Callable[[Any], Any]) -> Any:
-        return self.tracer.answer(self.node, kind)  # type: ignore[attr-defined]
-
-    def __bool__(self) -> bool:
-        return bool(self._answer(bool))
-
-    def __int__(self) -> int:
-        return int(self._answer(int))
-
-    def __index__(self) -> int:
-        return int(self._answer(int))
-
-    def __float__(self) -> float:
-        return float(self._answer(float))
-
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
-        return np.asarray(self._answer(lambda value: value), *args, **kwargs)
-
-    def __len__(self) -> int:
-        return int(self.size(0)) if isinstance(self.known, Tensor) else len(self.known)
-
-    def __iter__(self) -> Iterator[Any]:
-        if is_unpacking() or not isinstance(self.known, Tensor):  # the code itself says how many there are
-            return (self[index] for index in range(len(self.known)))  # type: ignore[index]
-        return (self[index] for index in range(len(self)))  # type: ignore[index]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.known
-
-    def keys(self) -> Any:
-        """Of a dict that came in."""
-        return self.known.keys()
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
-
-
-class _Attribute(Value):
-    """``x.shape``, or ``x.mean`` on the way to being called."""
-
-    def __init__(self, root: Value, attr: str) -> None:
-        self.root = root
-        self.attr = attr
-        self.tracer = root.tracer
-        self._node: fx.Node | None = None
-
-    @property
-    def node(self) -> fx.Node:  # type: ignore[override]
-        """The node of the attribute itself, made when it is first needed."""
-        if self._node is None:
-            self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
-        return self._node
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
-
-
 class Recorder(fx.Tracer):
     """Stops at every layer that has a rule, looks into the others, and computes shapes on the way."""
 
@@ -152,6 +82,7 @@ class Recorder(fx.Tracer):
     def record(self, module: nn.Module) -> fx.Graph:
         """The graph of ``module.forward``; ``node.meta["value"]`` holds the example's value, tensors without memory."""
         self._watch_mode(module)
+        label_sizes(module)
         with _patched(self), _looking_inside(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 graph = self.trace(module)
@@ -187,6 +118,18 @@ class Recorder(fx.Tracer):
                     )
                 part.__class__ = watched[kind]
 
+    def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> Any:
+        """As ``torch.fx``, but a decorated ``forward`` is called as the user would, by the names of its inputs."""
+        if inspect.unwrap(root_fn) is root_fn:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        signature, given = inspect.signature(root_fn), {}
+        for name, parameter in list(signature.parameters.items())[1:]:
+            star = "**" if parameter.kind is inspect.Parameter.VAR_KEYWORD else ""
+            if star + name in self.inputs:
+                value = self._proxy_placeholder(star + name, None, signature, root_fn)
+                given.update({key: value[key] for key in value.keys()} if star else {name: value})
+        return lambda root: root_fn(root, **given), [self.root]
+
     def is_leaf_module(self, m: nn.Module, _path: str) -> bool:
         if rule_of_layer(type(m)) is not None:
             return True
@@ -197,7 +140,11 @@ class Recorder(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return forward(*args, **kwargs) if self._computing else super().call_module(m, forward, args, kwargs)
+        # A layer that forward makes for itself has no path; without weights, its code says how channels flow.
+        passing = m not in self.submodule_paths and not any(True for _ in m.parameters())
+        if self._computing or passing:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -313,13 +260,23 @@ def _patched(recorder: Recorder) -> Iterator[None]:
             return sized.size(0)
         return count(sized)
 
-    count = builtins.len
+    def is_a(thing: Any, kinds: Any) -> bool:
+        # Code asks whether a value is a tensor, a number or a tuple. A ``__class__`` would tell PyTorch's C++ so too.
+        found = ask(thing, kinds)
+        return found or (issubclass(type(thing), Value) and issubclass(thing.kind, kinds))
+
+    def limits(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda dtype: function(dtype.known if type(dtype) is not torch.dtype else dtype)
+
+    count, ask = builtins.len, builtins.isinstance
     original = torch.autograd.Function.__dict__["apply"]
     changes: list[tuple[Any, str, Any]] = [
         *((torch, function.__name__, recorded(function)) for function in FACTORIES),
         *((nn.utils.rnn, function.__name__, recorded(function)) for function in PACKING),
         (torch.autograd.Function, "apply", classmethod(apply)),
+        *((torch, name, limits(getattr(torch, name))) for name in ("finfo", "iinfo")),
         (builtins, "len", length),
+        (builtins, "isinstance", is_a),
         # It compares the values of masks to find out whether they are causal: a hint, not a result.
         (transformer, "_detect_is_causal_mask", lambda _mask, is_causal, _size: bool(is_causal)),
     ]

@@ -108,6 +108,21 @@ class Operand:
         return dim % max(1, self.value.dim())
 
 
+class Counted(int):
+    """A size that is an attribute of a user's layer, and which one; what is computed from it is a plain number."""
+
+    layer: str
+    attribute: str
+    index: int | None  # of an entry, where the attribute is a tuple
+
+    @classmethod
+    def at(cls, value: int, layer: str, attribute: str, index: int | None = None) -> Counted:
+        """The number with its place."""
+        made = cls(value)
+        made.layer, made.attribute, made.index = layer, attribute, index
+        return made
+
+
 @dataclass(frozen=True)
 class LiteralSize:
     """A size that the code gives as a number, though it must follow the cut."""
@@ -208,6 +223,8 @@ class Site:
     def sized(self, path: tuple[Any, ...], numbers: Indices | None) -> None:
         """The size at ``path`` of the call must equal the number of kept positions."""
         value = lookup(self.node, path)
+        if isinstance(value, Counted):
+            self.units.counted.setdefault((value.layer, value.attribute, value.index), []).append(numbers)
         if numbers is None or isinstance(value, bool):
             return
         if self.constant(value):

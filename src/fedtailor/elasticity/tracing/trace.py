@@ -25,8 +25,8 @@ from fedtailor.elasticity.tracing.exported import export
 from fedtailor.elasticity.tracing.numbering import Numberer
 from fedtailor.elasticity.tracing.recorder import Answer, CannotFollowError, ExampleError, Recorder
 from fedtailor.elasticity.tracing.rewrite import training_switches, write_sizes
-from fedtailor.elasticity.tracing.rules import Findings, TraceError, describe
-from fedtailor.elasticity.tracing.units import Solution, Units, solve
+from fedtailor.elasticity.tracing.rules import Counted, Findings, TraceError, describe
+from fedtailor.elasticity.tracing.units import Solution, Units, join_counted, solve
 
 GOOD_SHARE = 0.95  # of the parameters: above it, other readings of undecided reshapes are not tried
 MOST_ATTEMPTS = 6
@@ -68,9 +68,16 @@ class Traced:
         }
         return {name: e for name, e in found.items() if any(axis.group in elastic for axis in e.axes)}
 
+    def with_one_size_each(self) -> Traced:
+        """The same module with axes tied that one attribute of the user's code counts."""
+        join_counted(self.units)
+        return replace(self, solution=solve(self.units, self.shapes, self.groups.ties))
+
     def without_literals(self) -> Traced:
-        """The same module with every channel fixed that a literal size counts."""
+        """The same module with every channel fixed that a literal size counts; attributes follow."""
         for literal in self.findings.literals:
+            if isinstance(literal.value, Counted):
+                continue
             reason = f"has the literal size {literal.value} in {literal.description}; write -1 or x.size()"
             self.units.fix(literal.numbers, reason)
         solution = solve(self.units, self.shapes, self.groups.ties)
