@@ -118,7 +118,9 @@ class Recorder(fx.Tracer):
                     )
                 part.__class__ = watched[kind]
 
-    def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> Any:
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> Any:
         """As ``torch.fx``, but a decorated ``forward`` is called as the user would, by the names of its inputs."""
         if inspect.unwrap(root_fn) is root_fn:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
