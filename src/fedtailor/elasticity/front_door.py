@@ -12,6 +12,7 @@ from fedtailor.data.batches import Batch, batch_size, inputs_of, map_tensors
 from fedtailor.elasticity.check import disagreement
 from fedtailor.elasticity.groups import ChannelGroups, Constraint, Size
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.own_loss import own_objective
 from fedtailor.elasticity.tracing.annotations import Annotations
 from fedtailor.elasticity.tracing.copies import hooked, weightless
 from fedtailor.elasticity.tracing.recorder import ExampleError
@@ -88,6 +89,7 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
             model, _ = _first_good(module, example, objective, wishes, again, batch)
     if model is None:
         raise TraceError(f"{type(module).__name__}: {problem}")
+    model.objective = own_objective(module, example, model.objective)
     return model
 
 

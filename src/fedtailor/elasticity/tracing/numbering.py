@@ -148,11 +148,15 @@ class Numberer:
             return (known.numbers[dim],) if isinstance(dim, int) else known.numbers
         if source not in self.findings.shapes:
             return None
+        places = self.findings.places.get(source, (None,) * len(self.findings.shapes[source]))
         if node.target is operator.getitem and isinstance(node.args[1], int | slice):
             chosen = self.findings.shapes[source][node.args[1]]
+            self.findings.places[node] = places[node.args[1]] if isinstance(node.args[1], slice) else ()
             return chosen if isinstance(chosen, tuple) else (chosen,)
         # x.shape[:-1] + (heads, size)
         if node.target is operator.add and isinstance(node.args[1], tuple | list):
+            added = tuple((node, ("args", 1, index)) for index in range(len(node.args[1])))
+            self.findings.places[node] = (*places, *added)
             return (*self.findings.shapes[source], *(self._entry(entry) for entry in node.args[1]))
         return None
 

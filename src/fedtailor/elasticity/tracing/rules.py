@@ -143,6 +143,8 @@ class Findings:
     unknown: list[tuple[Site, list[Indices]]] = field(default_factory=list)
     sources: dict[fx.Node, tuple[Indices, ...]] = field(default_factory=dict)  # axes behind a computed size
     shapes: dict[fx.Node, Numbers] = field(default_factory=dict)  # as the numbers along each axis
+    # where the numbers stand that a shape is put together from: ``x.size()[:-1] + (self.width,)``
+    places: dict[fx.Node, tuple[tuple[fx.Node, tuple[Any, ...]] | None, ...]] = field(default_factory=dict)
     open: set[fx.Node] = field(default_factory=set)  # sizes that depend on others than those of channels
     front: frozenset[fx.Node] = frozenset()  # reshapes whose first new axis carries channels, not the last
     undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
@@ -220,16 +222,17 @@ class Site:
             return self.node.args[position], ("args", position)
         return self.node.kwargs.get(name), ("kwargs", name)
 
-    def sized(self, path: tuple[Any, ...], numbers: Indices | None) -> None:
-        """The size at ``path`` of the call must equal the number of kept positions."""
-        value = lookup(self.node, path)
+    def sized(self, path: tuple[Any, ...], numbers: Indices | None, node: fx.Node | None = None) -> None:
+        """The size at ``path`` of the call (of ``node``, if given) must equal the number of kept positions."""
+        node = node or self.node
+        value = lookup(node, path)
         if isinstance(value, Counted):
             self.units.counted.setdefault((value.layer, value.attribute, value.index), []).append(numbers)
         if numbers is None or isinstance(value, bool):
             return
         if self.constant(value):
             value = value.meta["value"] if isinstance(value, fx.Node) else value
-            self.findings.literals.append(LiteralSize(self.node, path, numbers, value, self.description))
+            self.findings.literals.append(LiteralSize(node, path, numbers, value, self.description))
             self.units.parts.append(numbers)
         elif isinstance(value, fx.Node):
             for axis in self.findings.sources.get(value, ()):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rulebook.functions import meet, variants
-from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule
+from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule, lookup
 from fedtailor.elasticity.tracing.units import Numbers
 
 Path = tuple[Any, ...]
@@ -41,6 +41,10 @@ def reshape(site: Site) -> Numbers:
     for axis, (size, path) in zip(numbers, written, strict=True):
         if path is not None and (isinstance(size, fx.Node) or size != -1):
             site.sized(path, axis)
+    given = site.written(1, "shape")[0]
+    for axis, place in zip(numbers, site.findings.places.get(given, ()), strict=False):
+        if place is not None and lookup(*place) != -1:
+            site.sized(place[1], axis, place[0])
     return numbers
 
 
