@@ -25,19 +25,21 @@ INTRODUCTION = """\
 
 <!-- made by tools/zoo_page.py from the results of `make test-zoo` -->
 
-`make test-zoo` builds models of torchvision, timm and Hugging Face transformers as their libraries build them, with random weights: the smallest
-member of a family, on small pictures or with a tiny configuration, because a construction is what is tested. Each is traced and checked as
-`fedtailor.elastic` does it, cut at 1/4, 1/2 and 3/4, and each cut is run, compared with the masked full model, trained one step and merged with the
-others. fedtailor itself depends on none of these libraries.
+`make test-zoo` builds models of torchvision, timm and Hugging Face transformers as their libraries build them, with
+random weights: the smallest member of a family, on small pictures or with a tiny configuration, because it is
+constructions that are tested. Each is traced and checked as `fedtailor.elastic` does it, cut at 1/4, 1/2 and 3/4, and
+each cut is run, compared with the masked full model, trained one step and merged with the others. fedtailor itself
+depends on none of these libraries.
 
 - *passes*: right at all three widths, and at least 90 % of the parameters are elastic;
 - *in part*: right at all three widths, but more than 10 % of the parameters stay in every cut;
 - *refused*: `fedtailor.elastic` says why, and nothing was cut;
 - *wrong*: a cut computes something else than the masked full model. There must be none.
 
-Every cut is compared with the traced reference that [the check](your-own-model.md#what-happens) uses; *by mask too* says that it also equals the
-library's own class with zeros in the dropped channels, which knows nothing of the trace. Where it does not say so, the class computes across
-channels in a way that no mask expresses (a mean over channels that it writes out, a scale that it works out from a size).
+Every cut is compared with the traced reference that [the check](your-own-model.md#what-happens) uses. *By mask too*: it
+also equals the library's own class with zeros in the dropped channels, which knows nothing of the trace. Where that is
+not said, the class computes across channels in a way that no mask expresses (a mean over channels that it writes out,
+a scale that it works out from a size).
 """
 
 
@@ -88,13 +90,13 @@ def counts(rows: Sequence[Row]) -> str:
     passed = sum(row["verdict"] == "passes" for row in rows)
     masked = sum(row["masked"] for row in rows if row["share"])
     text = (
-        f"\n{passed} of {len(rows)} models pass ({passed / len(rows):.1%}); {masked} of the {len(traced)} that are cut also equal "
-        "their class with a mask."
+        f"\n{passed} of {len(rows)} models pass ({passed / len(rows):.1%}); {masked} of the {len(traced)} that are cut "
+        "also equal their class with a mask."
     )
     if traced:
         text += (
-            f" Tracing took {traced[len(traced) // 2]:.1f} s in the median and {traced[-1]:.1f} s at most, on a machine that did "
-            "other work beside it; the check comes on top of that.\n"
+            f" Tracing took {traced[len(traced) // 2]:.1f} s in the median and {traced[-1]:.1f} s at most, on a "
+            "machine that did other work beside it; the check comes on top of that.\n"
         )
     return "\n".join(lines) + "\n" + text
 
