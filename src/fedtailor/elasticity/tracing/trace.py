@@ -129,7 +129,8 @@ def _number(
     module: nn.Module, found: _Found, on_unknown: str, annotations: Annotations, front: frozenset[fx.Node]
 ) -> _Numbered:
     """Number the graphs; ``front`` are reshapes whose first new axis carries the channels."""
-    units, findings, shared = Units(), Findings(front=front), shared_names(module)
+    units, shared = Units(), shared_names(module)
+    findings = Findings(heads=annotations.heads, front=front)
     numberers = tuple(Numberer(root, units, findings, shared) for root, _ in found.recorded)
     for numberer, (_, graph) in zip(numberers, found.recorded, strict=True):
         numberer.run(graph)
