@@ -191,6 +191,8 @@ def _remarks(traced: Traced, graph: bool = False) -> list[str]:
     remarks = []
     if traced.exported:
         remarks.append(f"traced with torch.export: {traced.obstacle}")
+    if traced.unseen:
+        remarks.append(f"only evaluation was checked: {traced.unseen}")
     if graph:
         places = f": {'; '.join(traced.literals)}" if traced.literals else ""
         remarks.append(
