@@ -26,7 +26,7 @@ from fedtailor.elasticity import check, front_door
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import prefix
-from fedtailor.elasticity.explain import ENOUGH, elastic_share, remedy, whole
+from fedtailor.elasticity.explain import GOOD, elastic_share, gains, remedy
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.reference import tensors_of
 from fedtailor.elasticity.tracing.trace import Traced
@@ -85,7 +85,7 @@ def trial(entry: Entry, widths: tuple[Fraction, ...] = WIDTHS, seconds: int = SE
         result.sentence = _wrong(model, traced, batch, widths, result)
     if result.sentence:
         result.verdict = "wrong"
-    elif result.share >= ENOUGH:
+    elif result.share >= GOOD:
         result.verdict = "passes"
     else:
         result.verdict, result.sentence = "in part", _what_stays(model)
@@ -208,8 +208,8 @@ def _merged_differs(
 
 def _what_stays(model: ElasticModel) -> str:
     """What keeps most of the parameters in every cut, as ``explain`` says it."""
-    worst = next(iter(whole(model)))
-    reason = model.groups.fixed.get(worst, "no rule says which of its axes are channels")
+    worst = next(iter(gains(model)), "")
+    reason = model.groups.fixed.get(worst, "no rule says which axes of its tensors are channels")
     return f"{worst}: {reason} ({remedy(reason)})"
 
 

@@ -195,7 +195,8 @@ def culprit(model: ElasticModel, traced: Traced, weights: Mapping[str, Tensor], 
 def shaken(model: ElasticModel) -> Weights:
     """The model's weights, with noise where all entries are alike: layers that start at zero would hide errors.
 
-    Tensors without noise are the module's own.
+    Matrices with very small entries are multiplied: scores of attention near zero would hide them, too. All others are
+    the module's own.
     """
     generator = torch.Generator().manual_seed(0)
     shaken: Weights = {}
@@ -209,6 +210,8 @@ def shaken(model: ElasticModel) -> Weights:
             if spread < 0.01 * wanted:
                 noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
                 value = value + wanted * noise.to(value)
+            elif value.dim() > 1 and spread < wanted:
+                value = value * (2 * wanted / spread)
         shaken[name] = value
     for name in model.statistics:
         if name.endswith("running_mean"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from fedtailor.elasticity.costing.model_costs import ModelCosts
@@ -10,8 +11,8 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.running.pieces import Pieces
 
-SHOWN = 3  # tensors named for each group
-ENOUGH = 0.9  # of the parameters: if fewer are elastic, the report says what would raise it
+SHOWN = 3  # tensors named for each group, and groups that would let more of the model shrink
+GOOD = 0.9  # share of the parameters: what is below is a finding
 
 # What helps, by what the reason of a group that cannot shrink says.
 _REMEDIES = (
@@ -28,43 +29,15 @@ _ELSE = "write that step for any number of channels, or register a rule for it w
 def explain(costs: ModelCosts) -> str:
     """The report behind ``ElasticModel.explain()`` and ``fedtailor profile --explain``."""
     model = costs.pieces
-    groups = model.groups
     parts = [
-        _summary(costs),
-        _elastic(model),
-        _fixed(groups),
-        _finding(model),
-        _shared(groups),
-        _pieces(model),
-    ]
+        _summary(costs), _finding(model), _elastic(model), _fixed(model.groups), _shared(model.groups), _pieces(model),
+    ]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 
 
 def elastic_share(model: Pieces) -> float:
     """The share of parameters that some cut leaves out."""
     return model.groups.elastic_share(model.parameters)
-
-
-def whole(model: Pieces) -> dict[str, int]:
-    """The groups that keep parameters in every cut, and how many: what fixes them is why the share is not higher."""
-    groups = model.groups
-    found: dict[str, int] = {}
-    for name in model.parameters:
-        rigid = groups.rigid(name)
-        fixed = [
-            axis.group
-            for extent in groups.extents[name]
-            for axis in extent.axes
-            if axis.group in groups.fixed
-        ]
-        for holder in dict.fromkeys(fixed) if fixed else (name,):
-            found[holder] = found.get(holder, 0) + rigid
-    return {holder: count for holder, count in sorted(found.items(), key=lambda pair: -pair[1]) if count}
-
-
-def remedy(reason: str) -> str:
-    """What would let channels shrink that cannot for this reason."""
-    return next((help for words, help in _REMEDIES if words in reason), _ELSE)
 
 
 def smallest(groups: ChannelGroups) -> Cut:
@@ -83,19 +56,36 @@ def _summary(costs: ModelCosts) -> str:
         f"{type(model.module).__name__}: {full.params:,} parameters, {full.macs:,} multiply-accumulates per example\n"
         f"elastic: {elastic_share(model):.1%} of the parameters, {saved:.1%} of the multiply-accumulates\n"
         f"smallest piece: {least.params:,} parameters, {least.macs:,} multiply-accumulates"
+        + (f"\n{model.timing}" if model.timing else "")
     )
 
 
+def gains(model: Pieces) -> dict[str, float]:
+    """How much of the model each group that cannot shrink would add to the share if it could, most first."""
+    groups, share, found = model.groups, elastic_share(model), dict[str, float]()
+    for group in groups.fixed:
+        others = {name: reason for name, reason in groups.fixed.items() if name != group}
+        found[group] = replace(groups, fixed=others).elastic_share(model.parameters) - share
+    return {
+        group: found[group] for group in sorted(found, key=lambda group: -found[group]) if found[group] > 0
+    }
+
+
+def remedy(reason: str) -> str:
+    """What would let channels shrink that cannot for this reason."""
+    return next((help for words, help in _REMEDIES if words in reason), _ELSE)
+
+
 def _finding(model: Pieces) -> str:
-    """Why a small part of the parameters is elastic, and what would raise it."""
-    if elastic_share(model) >= ENOUGH:
+    """Where little can shrink: which groups hold most of the rest, why they do not, and what would help."""
+    share = elastic_share(model)
+    if share >= GOOD:
         return ""
-    total = sum(prod(model.shape(name, Cut.everything())) for name in model.parameters)
-    rows = [("group", "stays in every cut", "why, and what would raise it")]
-    for holder, count in list(whole(model).items())[:SHOWN]:
-        reason = model.groups.fixed.get(holder, "no rule says which of its axes are channels")
-        rows.append((holder, f"{count / max(1, total):.1%}", f"{reason} ({remedy(reason)})"))
-    return f"less than {ENOUGH:.0%} of the parameters are elastic\n" + _table(rows)
+    lines = [f"finding: {share:.1%} of the parameters can shrink, less than {GOOD:.0%}. What would raise it"]
+    for group, gain in list(gains(model).items())[:SHOWN]:
+        reason = model.groups.fixed[group]
+        lines.append(f"  {group} (+{gain:.1%}): {reason} ({remedy(reason)})")
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def _elastic(model: Pieces) -> str:

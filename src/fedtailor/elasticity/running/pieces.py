@@ -65,6 +65,7 @@ class Pieces:
         """``network`` is the traced graph that stands in for the module's class where ``forward`` has literal sizes."""
         self.module = module
         self.groups = groups
+        self.timing = ""  # for ``explain``: how long tracing and checking took
         self.remarks = tuple(remarks)  # for ``explain``: what tracing met on the way
         self.network = network  # None: the module's own class serves every width
         self.example = example

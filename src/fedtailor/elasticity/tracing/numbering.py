@@ -30,6 +30,8 @@ from fedtailor.elasticity.tracing.rules import (
 )
 from fedtailor.elasticity.tracing.units import Numbers, Units
 
+HIDDEN = "hidden_state"  # in the name of an output: ``last_hidden_state``, ``encoder_last_hidden_state``
+
 
 class Numberer:
     """Walks a recorded graph and carries unit numbers beside its values."""
@@ -177,7 +179,7 @@ class Numberer:
         return value
 
     def _output(self, node: fx.Node) -> None:
-        args = fx.node.map_arg(node.args, lambda n: self.known[n])
+        args = fx.node.map_arg(_answers(node.args), lambda n: self.known[n])
         for operand in tree_leaves(args):
             if isinstance(operand, Operand):
                 for numbers in operand.numbers:
@@ -198,3 +200,12 @@ class Numberer:
             None if length == 1 or (kernel and dim > 1) else site.axis(name, dim, length)
             for dim, length in enumerate(site.output.shape)
         )
+
+
+def _answers(returned: Any) -> Any:
+    """What a module returns, without the states inside it that an output object names beside the answers."""
+    named = returned[0]
+    if not isinstance(named, dict):
+        return returned
+    answers = {name: value for name, value in named.items() if HIDDEN not in name}
+    return (answers or named,)

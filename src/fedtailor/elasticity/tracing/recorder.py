@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _assert_is_none, _wrapped_fns_to_patch
 from torch.nn.modules import transformer
+from torch.nn.utils import parametrizations, parametrize
 
 from fedtailor.elasticity.tracing.attributes import label_sizes
 from fedtailor.elasticity.tracing.example import on_meta
@@ -137,6 +138,8 @@ class Recorder(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, _path: str) -> bool:
         if rule_of_layer(type(m)) is not None:
             return True
+        if _is_weight_norm(m):
+            return False
         if type(m).__module__.startswith("torch.nn") and not isinstance(m, COMPOSITE):
             return any(True for _ in m.parameters())  # without weights, its code says how channels flow
         return type(m).__module__.startswith("torch.ao")
@@ -239,6 +242,14 @@ class Recorder(fx.Tracer):
         if chosen is None:
             self.create_node("call_function", _assert_is_none, (node, message), {}).meta["value"] = None
         return chosen
+
+
+def _is_weight_norm(layer: nn.Module) -> bool:
+    """Whether a layer, or a part of it, makes its weight of a direction and a length: its code says how."""
+    if isinstance(layer, parametrize.ParametrizationList | parametrizations._WeightNorm):
+        return all(isinstance(part, parametrizations._WeightNorm) for part in layer.children())
+    made = getattr(layer, "parametrizations", {}) if parametrize.is_parametrized(layer) else {}
+    return bool(made) and all(_is_weight_norm(entry) for entry in made.values())
 
 
 @contextmanager

@@ -146,6 +146,7 @@ class Findings:
     # where the numbers stand that a shape is put together from: ``x.size()[:-1] + (self.width,)``
     places: dict[fx.Node, tuple[tuple[fx.Node, tuple[Any, ...]] | None, ...]] = field(default_factory=dict)
     open: set[fx.Node] = field(default_factory=set)  # sizes that depend on others than those of channels
+    heads: str = "auto"  # which axis shrinks where channels are split into heads; see ``Annotations``
     front: frozenset[fx.Node] = frozenset()  # reshapes whose first new axis carries channels, not the last
     undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
 

@@ -54,6 +54,7 @@ class Traced:
     obstacle: str  # why the graph cannot stand in for the user's class; empty if it can
     exported: bool  # whether torch.export had to help
     literals: tuple[str, ...]  # where the code gives a size that must follow a cut, and which
+    unseen: str  # what was not recorded, and so is not checked
 
     @property
     def groups(self) -> ChannelGroups:
@@ -129,7 +130,8 @@ def _number(
     module: nn.Module, found: _Found, on_unknown: str, annotations: Annotations, front: frozenset[fx.Node]
 ) -> _Numbered:
     """Number the graphs; ``front`` are reshapes whose first new axis carries the channels."""
-    units, findings, shared = Units(), Findings(front=front), shared_names(module)
+    units, shared = Units(), shared_names(module)
+    findings = Findings(heads=annotations.heads, front=front)
     numberers = tuple(Numberer(root, units, findings, shared) for root, _ in found.recorded)
     for numberer, (_, graph) in zip(numberers, found.recorded, strict=True):
         numberer.run(graph)
@@ -165,6 +167,7 @@ def _finish(best: _Numbered, found: _Found) -> Traced:
         obstacle=found.obstacle or _open_answer(best.numberers[0], found.answers),
         exported=found.exported,
         literals=tuple(sorted(literals)),
+        unseen=found.unseen,
     )
 
 
@@ -176,6 +179,7 @@ class _Found:
     answers: Sequence[Answer] = ()
     obstacle: str = ""
     exported: bool = False
+    unseen: str = ""  # what was not recorded, and so is not checked
 
 
 def _record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
@@ -185,14 +189,18 @@ def _record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         graph = recorder.record(root)
         if not recorder.asked_mode:
             return _Found(((root, graph),), recorder.answers, _custom(graph))
-        other_root = recordable(module, training=True)
-        other = Recorder(copied(inputs)).record(other_root)
     except CannotFollowError as problem:
         return _export(module, args, kwargs, str(problem))
     except ExampleError as problem:
         if not _runs(module, args, kwargs):
             raise
         return _export(module, args, kwargs, str(problem))
+    try:
+        other_root = recordable(module, training=True)
+        other = Recorder(copied(inputs)).record(other_root)
+    except (CannotFollowError, ExampleError) as problem:  # masks that are drawn with numpy, for instance
+        obstacle = f"what forward does in training cannot be followed ({problem})"
+        return _Found(((root, graph),), recorder.answers, obstacle, unseen=obstacle)
     if training_switches(graph, other):
         return _Found(((root, graph),), recorder.answers, _custom(graph))
     obstacle = "forward does something else in training than in evaluation"

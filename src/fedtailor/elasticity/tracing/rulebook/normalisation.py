@@ -117,6 +117,15 @@ def _last_axes_norm(site: Site, x: Operand, count: int, vectors: Sequence[Operan
     return x.numbers
 
 
+@function_rule(torch._weight_norm, "aten::_weight_norm")
+def weight_norm(site: Site) -> Numbers:
+    """A direction times a length for every position of one axis; of the kept channels."""
+    direction, length = site.operands()
+    dim = direction.dim(site.argument(2, "dim", 0))
+    site.join(direction.numbers[dim], length.numbers[dim], "has a length that cannot shrink in")
+    return over_axes(site, [other for other in range(direction.value.dim()) if other != dim])
+
+
 @function_rule(F.normalize)
 def unit_length(site: Site) -> Numbers:
     """Divided by the length over an axis: of the kept channels."""

@@ -140,9 +140,12 @@ def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
     """Which of several axes shrinks: the one the code leaves open (-1), then one it computes, then the last.
 
     The last axis means that heads stay and each of them shrinks. Where the code says nothing, tracing tries the first
-    one too (features that become an image) and keeps what lets more of the model shrink.
+    one too (features that become an image) and keeps what lets more of the model shrink. A person may choose which of
+    heads (the last axis but one) and their dimension (the last) it is; queries, keys and values may stand before them.
     """
     wide = [position for position, size in enumerate(shape) if size > 1] or [len(shape) - 1]
+    if site.findings.heads != "auto" and (len(wide) == 2 or (len(wide) == 3 and shape[wide[0]] == 3)):
+        return wide[-2 if site.findings.heads == "count" else -1]
     inferred = [position for position in wide if written[position] == -1]
     computed = [p for p in wide if isinstance(written[p], fx.Node) and not site.constant(written[p])]
     if not inferred and not computed and len(wide) > 1:
