@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedtailor.data.batches import Batch
-from zoo.entries import CLASSES, EXAMPLES, Entry
+from zoo.entries import CLASSES, EXAMPLES, Entry, declare_operators
 
 WORDS, LENGTH = 64, 7
 TEXT: dict[str, Any] = {
@@ -146,6 +146,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], Batch]]] = {
 
 def _entry(name: str, kind: str, settings: dict[str, Any], batch: Callable[[], Batch]) -> Entry:
     def build() -> nn.Module:
+        declare_operators()  # transformers looks for torchvision
         import transformers
 
         labels = {"num_labels": CLASSES} if "Classification" in name else {}
