@@ -18,7 +18,7 @@ TEXT: dict[str, Any] = {
 }  # fmt: skip
 GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
 GPT2 = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
-T5 = {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 = {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 VISION: dict[str, Any] = {
     "image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 48,
@@ -104,7 +104,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], Batch]]] = {
     "PhiForCausalLM": ("PhiConfig", TEXT, _next_tokens),
     "T5ForConditionalGeneration": ("T5Config", {**T5, "decoder_start_token_id": 0}, _both),
     "T5EncoderModel": ("T5Config", T5, _tokens),
-    "BartForSequenceClassification": ("BartConfig", ENCODER_DECODER, _tokens),
+    "BartForConditionalGeneration": ("BartConfig", ENCODER_DECODER, _both),
     "ViTForImageClassification": ("ViTConfig", VISION, _pixels()),
     "DeiTForImageClassification": ("DeiTConfig", VISION, _pixels()),
     "Dinov2ForImageClassification": ("Dinov2Config", {**VISION, "mlp_ratio": 2}, _pixels()),
