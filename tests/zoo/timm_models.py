@@ -102,7 +102,7 @@ CONVOLUTIONAL: dict[str, tuple[int, dict[str, Any]]] = {
 
 ATTENTION: dict[str, tuple[int, dict[str, Any]]] = {
     "beit_base_patch16_224": (32, {"img_size": 32, **NARROW}),
-    "botnet26t_256": (128, {"img_size": 128}),
+    "botnet26t_256": (64, {"img_size": 64}),
     "caformer_s18": (32, SHALLOW),
     "cait_xxs24_224": (32, {"img_size": 32, "depth": 2}),
     "coat_lite_tiny": (64, {"img_size": 64}),

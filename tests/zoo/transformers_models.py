@@ -23,6 +23,9 @@ VISION: dict[str, Any] = {
     "image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 48,
 }  # fmt: skip
+# What comes out of a tower does not shrink: its embeddings are as small beside its layers as they are in large towers.
+TOWER = {"image_size": 16, "patch_size": 4, "intermediate_size": 128}
+TEXT_TOWER = {"intermediate_size": 128, "num_hidden_layers": 3, "bos_token_id": 1, "eos_token_id": 2}
 STAGES: dict[str, Any] = {"depths": [1, 1], "hidden_sizes": [16, 32], "num_stages": 2}
 
 
@@ -65,7 +68,7 @@ SOUND: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 16,
     "conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16,
-    "apply_spec_augment": False,
+    "apply_spec_augment": False, "layerdrop": 0.0,
 }  # fmt: skip
 ENCODER_DECODER: dict[str, Any] = {
     "vocab_size": WORDS, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -127,8 +130,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], Batch]]] = {
         },
         _pixels(64),
     ),
-    "CLIPVisionModel": ("CLIPVisionConfig", VISION, _pixels()),
-    "CLIPTextModel": ("CLIPTextConfig", {**TEXT, "bos_token_id": 1, "eos_token_id": 2}, _tokens),
+    "CLIPVisionModel": ("CLIPVisionConfig", {**VISION, **TOWER}, _pixels(16)),
+    "CLIPTextModel": ("CLIPTextConfig", {**TEXT, **TEXT_TOWER}, _tokens),
     "SiglipVisionModel": ("SiglipVisionConfig", VISION, _pixels()),
     "Wav2Vec2ForSequenceClassification": ("Wav2Vec2Config", SOUND, _sound),
     "HubertForSequenceClassification": ("HubertConfig", SOUND, _sound),
