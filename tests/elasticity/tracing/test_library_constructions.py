@@ -173,6 +173,49 @@ def test_patches_are_taken_apart_and_put_together():
     traced(Outlook(), images(3, 4, 4), share=0.85)
 
 
+class Aggregate(nn.Module):
+    """Scores of several scales become one: a convolution whose kernel is one, across stacked tensors (CoaT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.join, self.head = (
+            nn.Linear(3, 8),
+            nn.Linear(3, 8),
+            nn.Conv1d(2, 1, 1),
+            nn.Linear(8, 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.join(torch.stack([self.a(x), self.b(x)], dim=1)).squeeze(1))
+
+
+def test_a_kernel_of_one_leaves_its_positions_alone():
+    traced(Aggregate(), images(3))
+
+
+class MergedHeads(nn.Module):
+    """Heads that are merged with the batch before they are compared (BoTNet, GPT-J)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.size = 2, 4
+        self.stem, self.qkv, self.head = nn.Linear(3, 8), nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).transpose(1, 2)
+        b, c, n = x.shape
+        q, k, v = self.qkv(x.transpose(1, 2)).transpose(1, 2).chunk(3, dim=1)
+        q = q.reshape(b * self.heads, self.size, -1).transpose(-1, -2)
+        k, v = (part.reshape(b * self.heads, self.size, -1) for part in (k, v))
+        x = ((q @ k) * 0.5).softmax(-1) @ v.transpose(-1, -2)
+        return self.head(x.transpose(-1, -2).reshape(b, -1, n).mean(2))
+
+
+def test_heads_that_are_merged_with_the_batch_keep_their_number():
+    model = traced(MergedHeads(), images(5, 3))
+    assert 4 in {model.groups.counts[group] for group in model.groups.elastic}
+
+
 def test_the_sentence_names_the_node_where_a_function_has_no_rule():
     class Fourier(nn.Module):
         def __init__(self) -> None:
