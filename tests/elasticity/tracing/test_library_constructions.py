@@ -203,7 +203,7 @@ class MergedHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).transpose(1, 2)
-        b, c, n = x.shape
+        b, _, n = x.shape
         q, k, v = self.qkv(x.transpose(1, 2)).transpose(1, 2).chunk(3, dim=1)
         q = q.reshape(b * self.heads, self.size, -1).transpose(-1, -2)
         k, v = (part.reshape(b * self.heads, self.size, -1) for part in (k, v))
