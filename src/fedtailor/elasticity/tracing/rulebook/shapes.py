@@ -113,6 +113,9 @@ def _regroup(
 ) -> list[Indices | None]:
     """One run of axes that becomes another run of the same product."""
     numbered = [dim for dim in dims if x.numbers[dim] is not None]
+    if len(numbered) > 1:  # heads of keys, each repeated for several queries: the copies are no channels of their own
+        own = [dim for dim in numbered if int(x.numbers[dim][0]) not in site.units.copies]  # type: ignore[index]
+        numbered = own or numbered[:1]
     if len(numbered) != 1 or not shape:
         site.fix_axes(x, numbered, "is merged with other channels by")
         return [None] * len(shape)
@@ -281,7 +284,7 @@ def expand(site: Site) -> Numbers:
     numbers: list[Indices | None] = []
     for dim, size in enumerate(site.output.shape):
         held = dim >= new and x.shape[dim - new] == size
-        axis = x.numbers[dim - new] if held else site.units.fresh(size)
+        axis = x.numbers[dim - new] if held else site.units.copied(size)
         numbers.append(axis if size > 1 else None)
         step = (*path, dim) if listed else ("args", 1 + dim)
         if (listed and dim < len(given)) or 1 + dim < len(site.node.args):
