@@ -55,7 +55,9 @@ class Reference:
         for node in self.recording.network.graph.nodes:
             if node.op == "output":
                 return [
-                    v for v in tree_leaves(fx.node.map_arg(node.args, self._value)) if isinstance(v, Tensor)
+                    v
+                    for v in tree_leaves(fx.node.map_arg(node.args, self._gathered))
+                    if isinstance(v, Tensor)
                 ]
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None
@@ -231,7 +233,8 @@ class Reference:
 
     def _masked(self, name: str, value: Tensor, room: Tensor | None) -> Tensor:
         """The value with zeros in dropped channels, written into ``room`` (fresh memory is dear)."""
-        masked = value.clone() if room is None else room.detach().copy_(value)
+        fits = room is not None and room.dtype == value.dtype
+        masked = room.detach().copy_(value) if room is not None and fits else value.clone()
         for dim, _, gone in self._axes(name, value):
             masked.index_fill_(dim, gone.to(value.device), 0)
         return masked

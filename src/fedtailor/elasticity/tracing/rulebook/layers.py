@@ -176,8 +176,19 @@ def _convolved(site: Site, x: Operand, channel: int, outputs: Indices | None) ->
     site.follow("out_channels", outputs)
     site.follow("in_channels", x.numbers[channel])
     site.produce(outputs)
-    site.fix_axes(x, range(channel + 1, x.value.dim()), "is a spatial axis of")
-    return (*x.numbers[:channel], outputs, *(None,) * (x.value.dim() - channel - 1))
+    passing = [
+        numbers if _pointwise(site, place) else None for place, numbers in enumerate(x.numbers[channel + 1 :])
+    ]
+    mixed = [channel + 1 + place for place, numbers in enumerate(passing) if numbers is None]
+    site.fix_axes(x, mixed, "is a spatial axis of")
+    return (*x.numbers[:channel], outputs, *passing)
+
+
+def _pointwise(site: Site, place: int) -> bool:
+    """Whether a layer leaves the positions of a spatial axis alone: a kernel of one, step by step."""
+    layer = site.layer if site.node.op == "call_module" else None
+    sides = ("kernel_size", "stride", "padding")
+    return layer is not None and [getattr(layer, side)[place] for side in sides] == [1, 1, 0]
 
 
 @layer_rule(nn.Embedding, nn.EmbeddingBag)
@@ -185,22 +196,23 @@ def embedding_layer(site: Site) -> Numbers:
     """Weight (vocabulary, channels): only the columns may shrink."""
     weight = site.parameter("weight", None, None)
     assert weight is not None
-    return _embedding(site, weight)
+    return _embedding(site, site.operand(), weight)
 
 
 @function_rule(F.embedding)
 def embedding_function(site: Site) -> Numbers:
     """As the layer, on any table."""
-    return _embedding(site, site.argument(1, "weight"))
+    return _embedding(site, site.argument(0, "input"), site.argument(1, "weight"))
 
 
 @function_rule("aten::embedding")
 def embedding_exported(site: Site) -> Numbers:
     """As the layer; the exported operation takes the table first."""
-    return _embedding(site, site.args[0])
+    return _embedding(site, site.args[1], site.args[0])
 
 
-def _embedding(site: Site, weight: Operand) -> Numbers:
+def _embedding(site: Site, words: Operand, weight: Operand) -> Numbers:
+    site.fix_axes(words, range(words.value.dim()), "is looked up by")
     site.units.fix(weight.numbers[0], f"is the vocabulary of {site.description}")
     columns = weight.numbers[1]
     site.follow("embedding_dim", columns)

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import fx
+
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rulebook.functions import meet, variants
 from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, lookup
@@ -43,6 +45,9 @@ def _numbers_of(value: Any) -> Any:
 
 def _picked(site: Site, x: Operand, entries: Sequence[Any]) -> Any:
     """Indexed by a tensor or a list: the indexed axes stay whole; channels on the others pass if they stay last."""
+    for entry in entries:
+        if isinstance(entry, Operand):  # its own axes become axes of the output
+            site.fix_axes(entry, range(entry.value.dim()), "is an index in")
     simple = (
         all(entry == slice(None) for entry in entries if isinstance(entry, slice)) and Ellipsis not in entries
     )
@@ -69,10 +74,18 @@ def sliced(site: Site, x: Operand, entries: Sequence[Any], paths: Sequence[Path]
         else:
             if isinstance(entry, slice):
                 numbers.append(_slice(site, x.numbers[dim], entry, path))
-            else:
+            elif entry not in (0, -1) or not _only_measured(site.node):
                 site.units.fix(x.numbers[dim], f"is indexed by a number in {site.description}")
             dim += 1
     return (*numbers, *x.numbers[dim:])
+
+
+def _only_measured(node: fx.Node) -> bool:
+    """Whether the code asks a value for its shape and nothing else: any channel would do."""
+    measures = [user for user in node.users if user.target in ("size", "dim") or user.target is getattr]
+    return len(measures) == len(node.users) and all(
+        user.target is not getattr or user.args[1] in ("shape", "device", "dtype") for user in measures
+    )
 
 
 def _slice(site: Site, numbers: Indices | None, entry: slice, path: Path) -> Indices | None:
@@ -144,6 +157,23 @@ def _along(position: int, name: str, what: str) -> Callable[[Site], Any]:
         return kept if site.output.dim() == x.value.dim() else (*kept[:dim], *kept[dim + 1 :])
 
     return rule
+
+
+@function_rule(*variants("gather", "take_along_dim"))
+def gathered(site: Site) -> Numbers:
+    """Positions on one axis are picked, which must stay whole; the other axes of table and positions are the same."""
+    x, index = site.operand(), site.argument(2, "index", site.argument(1, "indices"))
+    dim = x.dim(site.argument(1, "dim", site.argument(2, "dim")))
+    site.fix_axes(x, (dim,), "is picked from by")
+    numbers: list[Indices | None] = []
+    for d, (mine, theirs) in enumerate(zip(x.numbers, index.numbers, strict=True)):
+        if d != dim and x.shape[d] == index.shape[d]:
+            site.join(mine, theirs, "is picked from by")
+        elif d != dim:
+            site.fix_axes(x, (d,), "is picked from by")
+            site.fix_axes(index, (d,), "is a place in")
+        numbers.append(theirs)
+    return tuple(numbers)
 
 
 function_rule(*variants("index_select", "select"))(_along(1, "dim", "is picked from by"))
