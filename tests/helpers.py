@@ -68,6 +68,34 @@ def tiny_mlp(hidden: int = 8, classes: int = CLASSES, inputs: int = 5, seed: int
         return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
+class LowRank(nn.Module):
+    """A frozen layer and an adapter beside it, written by hand: base(x) + up(down(x))."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down, self.up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def tiny_adapted(rank: int = 4, classes: int = CLASSES, seed: int = 0) -> nn.Module:
+    """A convolution with batch norm, an adapted layer and an adapted classifier."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            LowRank(12, 6, rank), nn.ReLU(), LowRank(6, classes, rank),
+        )  # fmt: skip
+
+
+@cache
+def adapted_model() -> ElasticModel:
+    """Its ranks are all that shrinks."""
+    return elastic(tiny_adapted(), images(2).take(torch.arange(2)), keep=["0", "5.base", "5.up"])
+
+
 def images(count: int, classes: int = CLASSES, seed: int = 1) -> Examples:
     """Noise with a bright corner per class; label i % classes."""
     generator = torch.Generator().manual_seed(seed)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -55,13 +56,27 @@ def products(
     """Every matrix product, convolution and bias addition of a forward pass, as sizes to be multiplied.
 
     The pass runs on the ``meta`` device, where nothing is computed and where recurrent layers and attention
-    fall apart into the products that they are made of; CPU tensors would hide them in fused kernels.
+    fall apart into the products that they are made of; CPU tensors would hide them in fused kernels. Code that looks
+    at values (is every position of this mask attended to?) cannot run there: it is given zeros.
     """
     meta = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     on_meta = {name: torch.empty_like(value, device="meta") for name, value in weights.items()}
-    recorder = _ProductRecorder(on_meta)
+    try:
+        return _recorded(shell, on_meta, meta)
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+    zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in weights.items()}
+    with sdpa_kernel(SDPBackend.MATH):
+        return _recorded(shell, zeros, (args, kwargs), looked_at=True)
+
+
+def _recorded(
+    shell: nn.Module, weights: Mapping[str, Tensor], inputs: tuple[Any, ...], looked_at: bool = False
+) -> list[Sizes]:
+    recorder = _ProductRecorder(weights, {} if looked_at else SHAPES)
     with torch.no_grad(), plain_attention(), recorder:
-        functional_call(shell, on_meta, *meta, tie_weights=False)
+        functional_call(shell, dict(weights), *inputs, tie_weights=False)
     return recorder.parts
 
 
@@ -86,8 +101,9 @@ def plain_attention() -> Iterator[None]:
 class _ProductRecorder(TorchDispatchMode):
     """Writes down the sizes of each product that PyTorch executes."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], shapes: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes = shapes
         self.parts: list[Sizes] = []
         self._vectors = {_storage(value) for value in weights.values() if value.dim() == 1}
 
@@ -95,7 +111,7 @@ class _ProductRecorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         operation = func.overloadpacket
-        output = SHAPES[operation](*args) if operation in SHAPES else func(*args, **(kwargs or {}))
+        output = self.shapes[operation](*args) if operation in self.shapes else func(*args, **(kwargs or {}))
         if operation in PRODUCTS:
             self.parts.append(PRODUCTS[operation](args, output))
         if self._adds_bias(operation, args):

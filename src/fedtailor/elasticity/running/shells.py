@@ -128,6 +128,8 @@ def resize(module: nn.Module, groups: ChannelGroups, cut: Cut) -> None:
 def _set(layer: nn.Module, size: Size, value: int) -> None:
     if size.index is None:
         setattr(layer, size.attribute, value)
+    elif isinstance(size.index, str):
+        setattr(layer, size.attribute, {**getattr(layer, size.attribute), size.index: value})
     else:
         entries = list(getattr(layer, size.attribute))
         entries[size.index] = value
