@@ -113,13 +113,13 @@ class HetLoRA(Method):
 
 
 def pruned(groups: ChannelGroups, cut: Cut, decay: float) -> Cut:
-    """A cut with floor(gamma r) of its r first ranks, at least what the group's constraint allows."""
+    """The cut with floor(gamma r) of its r first ranks, at least what the group's constraint allows."""
     counts = {group: cut.count(group, groups.counts[group]) for group in groups.elastic}
     fewer = {
         group: range(min(count, groups.constraint(group).round_up(max(1, int(decay * count)), of=count)))
         for group, count in counts.items()
     }
-    return Cut.of(groups, fewer)
+    return cut.with_channels(groups, fewer)
 
 
 def tails(

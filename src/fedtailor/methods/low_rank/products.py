@@ -50,4 +50,7 @@ def split(parts: Sequence[tuple[Tensor, Tensor, float]], rank: int) -> tuple[Ten
     left, from_left = torch.linalg.qr(ups)
     right, from_right = torch.linalg.qr(downs.T)
     u, s, vh = torch.linalg.svd(from_left @ from_right.T, full_matrices=False)
-    return left @ (u * s)[:, :rank], vh[:rank] @ right.T
+    up, down = left @ (u * s)[:, :rank], vh[:rank] @ right.T
+    # Singular vectors are known up to their sign: the largest entry of each row is positive on every machine.
+    signs = down.gather(1, down.abs().argmax(dim=1, keepdim=True)).sign()
+    return up * signs.T, down * signs
