@@ -38,9 +38,7 @@ def traffic(folder: RunFolder) -> Result:
     return {"traffic": {tier: [down // asked, up // asked] for tier, (down, up, asked) in spent.items()}}
 
 
-EXPERIMENTS = (
-    Experiment("shakespeare", CONFIG, METHODS, 3, figures=(ending, perplexity, traffic)),
-)
+EXPERIMENTS = (Experiment("shakespeare", CONFIG, METHODS, 3, figures=(ending, perplexity, traffic)),)
 
 if __name__ == "__main__":
     if "--list" not in sys.argv and "--tables" not in sys.argv:

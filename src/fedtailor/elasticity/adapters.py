@@ -165,8 +165,8 @@ def _difference(model: ElasticModel, weights: Weights, cut: Cut, batch: Batch) -
 def factors(model: ElasticModel) -> tuple[Factors, ...]:
     """The pairs of factors whose inner axis is elastic, those of peft and those that users write themselves.
 
-    Two tensors share the axis and nothing else is cut on them; and with the factors mixed by an invertible matrix, up M
-    and M^-1 down, the network must compute the same: what lies between them is linear.
+    Two tensors share the axis, both are trained; and with the factors mixed by an invertible matrix, up M and M^-1 down,
+    the network must compute the same: what lies between them is linear.
     """
     return model.once("factors", lambda: tuple(_factors(model)))
 
@@ -177,7 +177,7 @@ def _factors(model: ElasticModel) -> Iterator[Factors]:
         before = tensors_of(model.forward(weights, Cut.everything(), model.example))
         for group in model.groups.elastic:
             lies = sorted(model.groups.tensors(group), key=lambda place: place[1])
-            if [axis for _, axis in lies] != [0, 1] or not all(_alone(model, tensor) for tensor, _ in lies):
+            if [axis for _, axis in lies] != [0, 1] or not model.trainable.issuperset(t for t, _ in lies):
                 continue
             pair = Factors(group, up=lies[1][0], down=lies[0][0])
             if any(size > 1 for size in weights[pair.up].shape[2:]):  # a kernel is no matrix
@@ -185,13 +185,6 @@ def _factors(model: ElasticModel) -> Iterator[Factors]:
             after = model.forward({**weights, **_mixed(weights, pair)}, Cut.everything(), model.example)
             if not difference(tensors_of(after), before):
                 yield pair
-
-
-def _alone(model: ElasticModel, tensor: str) -> bool:
-    """Whether a tensor is trained, and cut along one axis alone."""
-    cut = [extent for extent in model.groups.extents[tensor] if extent.axes]
-    elastic = [e for e in cut if any(axis.group in model.groups.elastic for axis in e.axes)]
-    return len(elastic) == 1 and tensor in model.trainable
 
 
 def _mixed(weights: Weights, pair: Factors) -> Weights:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from fedtailor.models.parts import whole
 from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.models.registry import build_model, model_names, register
 
-EXTRA = "pip install 'fedtailor[adapters]'"
+NEEDED = "model 'adapted' needs {}: pip install 'fedtailor[adapters]' ({})"
 # What transformers calls its automatic classes, by what the network answers
 HEADS = {
     "causal-lm": "AutoModelForCausalLM",
@@ -80,7 +79,10 @@ def adapted(
 ) -> nn.Module:
     """A frozen pretrained network with LoRA adapters, by peft; their rank is what shrinks."""
     whole("num_classes", num_classes)
-    peft = _library("peft")
+    try:
+        import peft
+    except ImportError as error:
+        raise FedtailorError(NEEDED.format("peft", error)) from error
     folder = Path(options.backbone)
     if (folder / "config.json").is_file():
         network = _of_folder(folder, options.head, num_classes)
@@ -111,7 +113,10 @@ def adapted(
 
 def _of_folder(folder: Path, head: str, num_classes: int) -> nn.Module:
     """The network of a folder; nothing is downloaded, unpickled or run that lies there."""
-    transformers = _library("transformers")
+    try:
+        import transformers
+    except ImportError as error:
+        raise FedtailorError(NEEDED.format("transformers", error)) from error
     kind = getattr(transformers, HEADS[head])
     labels = {"num_labels": num_classes} if head in OF_CLASSES else {}
     try:
@@ -121,11 +126,3 @@ def _of_folder(folder: Path, head: str, num_classes: int) -> nn.Module:
     except (OSError, ValueError) as error:
         raise FedtailorError(f"model.backbone = {str(folder)!r} cannot be read as {head}: {error}") from error
     return network
-
-
-def _library(name: str) -> Any:
-    """Imported when it is needed: few runs need it, and it takes its time."""
-    try:
-        return __import__(name)
-    except ImportError as error:
-        raise FedtailorError(f"model 'adapted' needs {name}: {EXTRA} ({error})") from error
