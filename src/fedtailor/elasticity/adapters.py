@@ -165,8 +165,8 @@ def _difference(model: ElasticModel, weights: Weights, cut: Cut, batch: Batch) -
 def factors(model: ElasticModel) -> tuple[Factors, ...]:
     """The pairs of factors whose inner axis is elastic, those of peft and those that users write themselves.
 
-    Two tensors share the axis, both are trained; and with the factors mixed by an invertible matrix, up M and M^-1 down,
-    the network must compute the same: what lies between them is linear.
+    Two tensors share the axis, both are trained; and with the factors mixed by an invertible matrix, up M and
+    M^-1 down, the network must compute the same: what lies between them is linear.
     """
     return model.once("factors", lambda: tuple(_factors(model)))
 
