@@ -3,6 +3,7 @@
 # make test-browser   the report in headless Chromium; says how to get one where there is none
 # make test-soak   twenty minutes of kills, full disks and clients that raise, lie and dawdle; MINUTES=2 is a short one
 # make fuzz   a million mutated files for everything that is read; TOTAL=20000 is a short one
+# make test-zoo   models of torchvision, timm and transformers, in an environment of their own, about half an hour; docs/zoo.md is made by it
 # make docs   the documentation as a site: site/index.html
 # make lint   ruff and mypy
 
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Runs and tests start many processes: without bytecode each of them compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-slow test-soak fuzz test-browser lint format clean
+.PHONY: demo docs test test-slow test-soak test-zoo fuzz test-browser lint format clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,7 +30,7 @@ demo: $(VENV)/.runtime
 	$(BIN)/fedtailor compare configs/demo.toml --methods 'fjord:widths=[0.125,0.5,1],fedavg:width=1/8,fedavg:only_able=true' --seeds 3 --report runs/demo/report.html --overwrite
 
 test: $(VENV)/.development
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not browser' $(if $(COVERAGE),--cov --cov-fail-under=90)
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not browser and not zoo' $(if $(COVERAGE),--cov --cov-fail-under=90)
 
 $(VENV)/.deploy: $(VENV)/.development
 	$(PIP) --editable '.[deploy-onnx,deploy-executorch]'
@@ -43,6 +44,18 @@ test-soak: $(VENV)/.development
 
 fuzz: $(VENV)/.development
 	$(BIN)/python tools/fuzz_files.py --total $(or $(TOTAL),1000000)
+
+# torchvision and timm come without their dependencies: they would bring another PyTorch.
+ZOO := .venv-zoo
+$(ZOO)/.installed: pyproject.toml constraints.txt
+	test -x $(ZOO)/bin/python || $(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . hypothesis pillow pytest pytest-xdist transformers
+	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps timm torchvision
+	touch $@
+
+test-zoo: $(ZOO)/.installed
+	OMP_NUM_THREADS=1 $(ZOO)/bin/python -m pytest -n 2 -m zoo tests/zoo
+	$(ZOO)/bin/python tools/zoo_page.py
 
 $(VENV)/.browser: $(VENV)/.development
 	$(PIP) --editable '.[browser]'
@@ -69,4 +82,4 @@ format: $(VENV)/.development
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ZOO) build dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

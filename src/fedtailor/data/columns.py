@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,7 +85,7 @@ def columns_of_dataset(dataset: MapStyleDataset) -> tuple[Tensor, ...] | dict[st
     if isinstance(whole, tuple) and all(isinstance(column, Tensor) for column in whole):
         return whole
     first = dataset[0]
-    if isinstance(first, dict):
+    if isinstance(first, Mapping):
         names = list(first)
         columns = _fill(dataset, names, len(dataset))
         return dict(zip(names, columns, strict=True))
@@ -118,6 +118,8 @@ def _item_tensor(value: object, row: int) -> Tensor:
         return as_tensor(value) if np.ndim(value) else torch.as_tensor(value)
     if isinstance(value, (bool, int, float, np.number)):
         return torch.as_tensor(value)
+    if isinstance(value, list) and value:  # the tokens of a text
+        return as_tensor(value)
     if isinstance(value, str):
         raise FedtailorError(
             f"item {row} holds the text {value[:20]!r}: expected numbers; pass (x, y) with names of classes as y, or "

@@ -83,7 +83,7 @@ def compare(
     patch = model.cut(weights, cut)
     try:
         with torch.no_grad():
-            small = model.forward(patch.values, cut, map_tensors(batch, torch.clone))
+            small = model.call(model.shell(cut), patch.values, cut, map_tensors(batch, torch.clone))
             trained = None if traced.training is None else _in_training(model, patch.values, cut, batch)
     except FAILURES as error:
         return f"the small network does not run: {type(error).__name__}: {error}"
@@ -114,11 +114,13 @@ def _graph_differs(model: ElasticModel, weights: Weights, *batches: Batch) -> st
     for batch in batches:
         with torch.no_grad():
             try:
-                theirs = tensors_of(own.forward(weights, full, map_tensors(batch, torch.clone)))
+                theirs = tensors_of(own.call(own.shell(full), weights, full, map_tensors(batch, torch.clone)))
             except FAILURES:
                 continue
             try:
-                mine = tensors_of(model.forward(weights, full, map_tensors(batch, torch.clone)))
+                mine = tensors_of(
+                    model.call(model.shell(full), weights, full, map_tensors(batch, torch.clone))
+                )
             except FAILURES as error:
                 return f"the traced graph does not run on another batch: {type(error).__name__}: {error}"
         problem = difference(mine, theirs)
@@ -170,7 +172,8 @@ def culprit(model: ElasticModel, traced: Traced, weights: Mapping[str, Tensor], 
 def shaken(model: ElasticModel) -> Weights:
     """The model's weights, with noise where all entries are alike: layers that start at zero would hide errors.
 
-    Tensors without noise are the module's own.
+    Matrices with very small entries are multiplied: scores of attention near zero would hide them, too. All others are
+    the module's own.
     """
     generator = torch.Generator().manual_seed(0)
     shaken: Weights = {}
@@ -184,6 +187,8 @@ def shaken(model: ElasticModel) -> Weights:
             if spread < 0.01 * wanted:
                 noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
                 value = value + wanted * noise.to(value)
+            elif value.dim() > 1 and spread < wanted:
+                value = value * (2 * wanted / spread)
         shaken[name] = value
     for name in model.statistics:
         if name.endswith("running_mean"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from fedtailor.elasticity.costing.model_costs import ModelCosts
@@ -10,13 +11,16 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.running.pieces import Pieces
 
-SHOWN = 3  # tensors named for each group
+SHOWN = 3  # tensors named for each group, and groups that would let more of the model shrink
+GOOD = 0.9  # share of the parameters: what is below is a finding
 
 
 def explain(costs: ModelCosts) -> str:
     """The report behind ``ElasticModel.explain()`` and ``fedtailor profile --explain``."""
     model = costs.pieces
-    parts = [_summary(costs), _elastic(model), _fixed(model.groups), _shared(model.groups), _pieces(model)]
+    parts = [
+        _summary(costs), _finding(model), _elastic(model), _fixed(model.groups), _shared(model.groups), _pieces(model),
+    ]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 
 
@@ -41,7 +45,23 @@ def _summary(costs: ModelCosts) -> str:
         f"{type(model.module).__name__}: {full.params:,} parameters, {full.macs:,} multiply-accumulates per example\n"
         f"elastic: {elastic_share(model):.1%} of the parameters, {saved:.1%} of the multiply-accumulates\n"
         f"smallest piece: {least.params:,} parameters, {least.macs:,} multiply-accumulates"
+        + (f"\n{model.timing}" if model.timing else "")
     )
+
+
+def _finding(model: Pieces) -> str:
+    """Where little can shrink: which groups hold most of the rest, and why they do not."""
+    groups, share = model.groups, elastic_share(model)
+    if share >= GOOD:
+        return ""
+    gains = {}
+    for group in groups.fixed:
+        others = {name: reason for name, reason in groups.fixed.items() if name != group}
+        gains[group] = replace(groups, fixed=others).elastic_share(model.parameters) - share
+    best = sorted((group for group in gains if gains[group] > 0), key=lambda group: -gains[group])[:SHOWN]
+    lines = [f"  {group} (+{gains[group]:.1%}): {groups.fixed[group]}" for group in best]
+    head = f"finding: {share:.1%} of the parameters can shrink, less than {GOOD:.0%}. What would raise it, if it could shrink"
+    return "\n".join([head, *lines]) if lines else ""
 
 
 def _elastic(model: Pieces) -> str:

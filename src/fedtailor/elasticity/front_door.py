@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
@@ -13,6 +14,7 @@ from fedtailor.elasticity import adapters
 from fedtailor.elasticity.check import disagreement
 from fedtailor.elasticity.groups import ChannelGroups, Constraint, Size
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.own_loss import own_objective
 from fedtailor.elasticity.tracing.annotations import Annotations
 from fedtailor.elasticity.tracing.copies import hooked, weightless
 from fedtailor.elasticity.tracing.recorder import ExampleError
@@ -22,6 +24,7 @@ from fedtailor.elasticity.tracing.trace import Traced, trace
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.objective import Objective
 
+HEADS = ("auto", "count", "dimension")
 EXAMPLES = 2  # of the batch that are traced and checked
 
 
@@ -34,13 +37,15 @@ class Wishes:
     tie: Sequence[tuple[str, str]] = ()
     minimum: int | Mapping[str, int] = 1
     multiple: int | Mapping[str, int] = 1
+    heads: str = "auto"
 
     @property
     def annotations(self) -> Annotations:
-        """What is said about single layers."""
-        return Annotations(self.keep, self.tie)
+        """What is said about single layers, and about heads."""
+        return Annotations(self.keep, self.tie, self.heads)
 
     def __post_init__(self) -> None:
+        require(self.heads in HEADS, "heads", self.heads, "'auto', 'count' or 'dimension'")
         require(self.on_unknown in ("error", "keep"), "on_unknown", self.on_unknown, "'error' or 'keep'")
         require(not isinstance(self.keep, str), "keep", self.keep, "a list of names")
 
@@ -55,6 +60,7 @@ def elastic(
     tie: Sequence[tuple[str, str]] = (),
     minimum: int | Mapping[str, int] = 1,
     multiple: int | Mapping[str, int] = 1,
+    heads: str = "auto",
 ) -> ElasticModel:
     """Trace an unmodified module so that it can be cut, and check the result numerically.
 
@@ -65,9 +71,11 @@ def elastic(
     and tensors that stay whole, ``tie`` pairs of layers whose output channels shrink together. ``minimum`` and
     ``multiple`` say how many channels a cut must keep at least, and in multiples of what: one number for all groups,
     or one for each layer named. ``on_unknown="keep"`` leaves channels that reach an operation without a rule uncut
-    instead of refusing.
+    instead of refusing. ``heads`` says what shrinks where code splits channels into attention heads: their ``"count"``,
+    or the ``"dimension"`` of each; ``"auto"`` takes the one that the code leaves open (-1, or computed from a size),
+    and else the dimension.
     """
-    return choose(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple))
+    return choose(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple, heads))
 
 
 def choose(module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes) -> ElasticModel:
@@ -79,7 +87,9 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
     _refuse_no_numbers(example)
     if places := adapters.rank_places(module):
         return _of_ranks(module, example, objective, wishes, places)
+    start = time.monotonic()
     batch, traced = _trace(module, example, wishes)
+    traced_at = time.monotonic()
     model, problem = _first_good(module, example, objective, wishes, traced, batch)
     if model is None and not traced.exported:  # the code may have taken another way because it was traced
         try:
@@ -90,6 +100,9 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
             model, _ = _first_good(module, example, objective, wishes, again, batch)
     if model is None:
         raise TraceError(f"{type(module).__name__}: {problem}")
+    seconds = traced_at - start, time.monotonic() - traced_at
+    model.timing = f"traced in {seconds[0]:.1f} s, checked against the masked full form in {seconds[1]:.1f} s"
+    model.objective = own_objective(module, example, model.objective)
     return model
 
 
@@ -110,6 +123,7 @@ def _of_ranks(
     problem = adapters.disagreement(model, _first(example, EXAMPLES))
     if problem:
         raise TraceError(f"{type(module).__name__}: the check of the adapters' ranks failed: {problem}")
+    model.objective = own_objective(module, example, model.objective)
     return model
 
 
@@ -175,18 +189,25 @@ def _trace(module: nn.Module, example: Batch, wishes: Wishes) -> tuple[Batch, Tr
 def _candidates(
     module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes, traced: Traced
 ) -> Iterator[tuple[ElasticModel, Traced]]:
-    groups = _constrained(traced.groups, wishes)
-    yield ElasticModel(module, groups, example, objective, remarks=_remarks(traced)), traced
+    def of_own_class(shown: Traced) -> tuple[ElasticModel, Traced]:
+        groups = _constrained(shown.groups, wishes)
+        groups = replace(groups, sizes=groups.sizes + shown.solution.attributes)
+        return ElasticModel(module, groups, example, objective, remarks=_remarks(shown)), shown
+
+    if not traced.solution.torn:
+        yield of_own_class(traced)
     if not traced.obstacle:
+        groups = _constrained(traced.groups, wishes)
         sizes = tuple(Size("", name, extent) for name, extent in traced.extents().items())
         network = weightless(stand_in(traced.evaluation.network, module))
         remarks = _remarks(traced, graph=True)
         groups = replace(groups, sizes=groups.sizes + sizes)
         yield ElasticModel(module, groups, example, objective, network=network, remarks=remarks), traced
+    if traced.units.counted:
+        traced = traced.with_one_size_each()
+        yield of_own_class(traced)
     if traced.literals:
-        whole = traced.without_literals()
-        groups = _constrained(whole.groups, wishes)
-        yield ElasticModel(module, groups, example, objective, remarks=_remarks(whole)), whole
+        yield of_own_class(traced.without_literals())
 
 
 def _remarks(traced: Traced, graph: bool = False) -> list[str]:
@@ -194,6 +215,8 @@ def _remarks(traced: Traced, graph: bool = False) -> list[str]:
     remarks = []
     if traced.exported:
         remarks.append(f"traced with torch.export: {traced.obstacle}")
+    if traced.unseen:
+        remarks.append(f"only evaluation was checked: {traced.unseen}")
     if graph:
         places = f": {'; '.join(traced.literals)}" if traced.literals else ""
         remarks.append(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.models.parts import whole
@@ -59,22 +59,8 @@ class Adapters:
             raise unknown("head (model.head)", self.head, HEADS)
 
 
-class Scores(nn.Module):
-    """The scores of a network of transformers, which answers with more than these."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(examples, classes) or (examples, positions, classes)."""
-        answer = self.network(input_ids=input_ids, attention_mask=attention_mask)
-        scores: Tensor = answer.logits
-        return scores
-
-
 @register("adapted", options=Adapters)
-def adapted(
+def build_adapted(
     options: Adapters, *, input_shape: tuple[int, ...], num_classes: int, vocabulary: int | None = None
 ) -> nn.Module:
     """A frozen pretrained network with LoRA adapters, by peft; their rank is what shrinks."""
@@ -105,10 +91,10 @@ def adapted(
         modules_to_save=list(options.train) or None,
     )
     try:
-        made: nn.Module = peft.get_peft_model(network, settings)
+        adapted: nn.Module = peft.get_peft_model(network, settings)
     except ValueError as error:  # peft's word for layers that are not there, or that it cannot choose itself
         raise FedtailorError(f"model.targets = {list(options.targets)!r}: {error}") from error
-    return Scores(made) if (folder / "config.json").is_file() else made
+    return adapted
 
 
 def _of_folder(folder: Path, head: str, num_classes: int) -> nn.Module:

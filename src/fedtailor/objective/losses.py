@@ -22,6 +22,12 @@ def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
     return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1))
 
 
+def next_token_cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy of logits (N, T, C) against the token that follows each position: the target is the text."""
+    target = target_of(batch)[:, 1:]
+    return F.cross_entropy(output[:, :-1].reshape(-1, output.shape[-1]), target.reshape(-1))
+
+
 def binary_cross_entropy(output: Tensor, batch: Batch) -> Tensor:
     """Mean over examples and labels: every output is the logit of a label that holds or does not."""
     answers, target = matched(output, batch)

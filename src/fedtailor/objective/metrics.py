@@ -29,6 +29,16 @@ def top_5_accuracy(output: Tensor, batch: Batch) -> float:
     return float(right[target != UNLABELLED].double().mean())
 
 
+def next_accuracy(output: Tensor, batch: Batch) -> float:
+    """``accuracy`` of the token that follows each position, where the target is the text itself."""
+    return accuracy(output[:, :-1], (target_of(batch)[:, 1:],))
+
+
+def top_5_next_accuracy(output: Tensor, batch: Batch) -> float:
+    """``top_5_accuracy`` of the token that follows each position."""
+    return top_5_accuracy(output[:, :-1], (target_of(batch)[:, 1:],))
+
+
 def label_accuracy(output: Tensor, batch: Batch) -> float:
     """The share of labels that are told rightly to hold or not, each by itself."""
     answers, target = matched(output, batch)

@@ -171,6 +171,12 @@ TASKS = {
             losses.cross_entropy, _OF_CLASSES, ("accuracy", "top-5 accuracy"), losses.teach_classes, _classes_problem,
         ),
         LearningTask(
+            "causal", f"the next token after each position of a text that is its own target; {UNLABELLED}: no label", True,
+            losses.next_token_cross_entropy,
+            {"accuracy": metrics.next_accuracy, "top-5 accuracy": metrics.top_5_next_accuracy},
+            ("accuracy", "top-5 accuracy"), losses.teach_classes, _positions_problem,
+        ),
+        LearningTask(
             "token classification", f"one class for every position of a sequence; {UNLABELLED}: no label", True,
             losses.cross_entropy, _OF_CLASSES, ("accuracy",), losses.teach_classes, _positions_problem,
         ),

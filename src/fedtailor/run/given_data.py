@@ -1,6 +1,6 @@
 """Data as users have it: tensors, a data set, a loader, or one of these for each client; made federated data.
 
-(x, y)   {"pixels": x, "label": y}   TensorDataset   any map-style Dataset   DataLoader   Examples     one part
+(x, y)   {"pixels": x, "label": y}   [{"input_ids": [5, 7], "labels": 1} ...]   TensorDataset   any map-style Dataset   DataLoader   Examples     one part
 (train, test)   {"train": train, "test": test}                                                   two parts
 [part, part ...]   {"anna": part, "ben": part ...}                                               a part for each client
 {"dataset": any of these, "clients": 50, "partition": "dirichlet" ...}                           with settings of [data]
@@ -40,6 +40,7 @@ WHAT_TO_PASS = (
     "__len__ and __getitem__, a list or dict with one of these for each client, or FederatedData"
 )
 OWN = "own data"
+TOKENS = "input_ids"  # the name under which tokenisers hand out a text
 
 
 def validation_of(given: Any) -> Any:
@@ -320,8 +321,10 @@ def _is_column(value: Any) -> bool:
 
 
 def _is_example(value: Any) -> bool:
-    """Whether something is one example, and not the part of a client: its target is a single number."""
+    """Whether something is one example, and not the part of a client: its target is a single number, or its text one."""
     if isinstance(value, Mapping):
+        if TOKENS in value:
+            return np.ndim(value[TOKENS]) == 1
         return any(isinstance(each, Number) or _is_scalar(each) for each in value.values())
     return (
         isinstance(value, tuple | list)

@@ -62,6 +62,7 @@ def train(
     loss: Loss | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
     validation: Share = "auto",
+    model: Mapping[str, Any] | None = None,
     device: str = "auto",
     seed: int = 0,
     threads: int = 1,
@@ -85,6 +86,7 @@ def train(
     classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises and reports.
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
+    ``model`` is what ``elastic`` should know of the module: ``{"heads": "dimension", "keep": ["stem"]}``.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
     ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients.
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
@@ -100,11 +102,11 @@ def train(
         checkpoint=checkpoint,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds)
-    learnt = Learnt(task, loss, metrics, validation)
+    learnt = Learnt(task, loss, metrics, validation, model)
     with showing(chosen.name, settings.rounds, progress) as show:
         setup = make_setup(module, data, devices, chosen, settings, clients_per_round, learnt, device)
         share = learnt.share(data, settings.stopping, chosen)
-        words = called(setup, module, data, learnt.words(share))
+        words = called(setup, module, data, learnt.recognised(setup.model).words(share))
         origin = Origin(settings.threads, call=words, report=settings.report)
         if path is None:
             return start(setup, origin, both(show, on_round))

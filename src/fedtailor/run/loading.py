@@ -122,7 +122,7 @@ def _model(folder: Path, words: call.Words, hand: AtHand, data: FederatedData, s
 def _traced(module: ModuleLike, words: call.Words, data: FederatedData, seeds: Seeds) -> ElasticModel:
     objective = call.objective_of(words)
     built = module_of(module, data, seeds, objective).to(data.train.device)
-    return elastic(built, data.example(), objective=objective)
+    return elastic(built, data.example(), objective=objective, **words.get("model", {}))
 
 
 def _refuse_another_model(folder: Path, saved: Fingerprint, now: Fingerprint, there: bool) -> None:

@@ -45,7 +45,8 @@ from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.steps import OnNotice, step
 
 MACS_STEPS = 10**6  # to which budgets that are drawn from a range are rounded
-OF_ANY_MODEL = ("name", "weights", "keep")  # keys of [model] that are not options of its builder
+OF_TRACING = ("keep", "heads")  # keys of [model] that ``elastic`` takes
+OF_ANY_MODEL = ("name", "weights", *OF_TRACING)  # keys of [model] that are not options of its builder
 
 
 def read_data(
@@ -92,9 +93,10 @@ def trace_model(config: RunConfig, data: FederatedData, objective: Objective) ->
     if "weights" in config.model:
         start_from(module, Path(config.model["weights"]))
     step(f"tracing {config.model['name']}")
-    module, keep = module.to(pick_device(config.device)), config.model.get("keep", ())
+    module = module.to(pick_device(config.device))
+    wishes = {key: config.model[key] for key in OF_TRACING if key in config.model}
     with explained(data):
-        model = elastic(module, data.example(), objective=objective, keep=keep)
+        model = elastic(module, data.example(), objective=objective, **wishes)
     if config.objective.metrics is None:
         report_what_is_known(model)
     return model

@@ -99,7 +99,7 @@ COMMON = (
     "threads",
     "checkpoint",
 )
-LEARNT = ("task", "loss", "metrics", "validation")
+LEARNT = ("task", "loss", "metrics", "validation", "model")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -51,32 +50,23 @@ def examples_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def products(
-    shell: nn.Module, weights: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    shell: nn.Module,
+    weights: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    answers: Sequence[Any] = (),
 ) -> list[Sizes]:
     """Every matrix product, convolution and bias addition of a forward pass, as sizes to be multiplied.
 
     The pass runs on the ``meta`` device, where nothing is computed and where recurrent layers and attention
-    fall apart into the products that they are made of; CPU tensors would hide them in fused kernels. Code that looks
-    at values (is every position of this mask attended to?) cannot run there: it is given zeros.
+    fall apart into the products that they are made of; CPU tensors would hide them in fused kernels. ``answers`` are
+    what the code hears when it asks for values (is the attention mask all ones?), in the order in which it asks.
     """
     meta = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     on_meta = {name: torch.empty_like(value, device="meta") for name, value in weights.items()}
-    try:
-        return _recorded(shell, on_meta, meta)
-    except RuntimeError as error:
-        if "meta" not in str(error):
-            raise
-    zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in weights.items()}
-    with sdpa_kernel(SDPBackend.MATH):
-        return _recorded(shell, zeros, (args, kwargs), looked_at=True)
-
-
-def _recorded(
-    shell: nn.Module, weights: Mapping[str, Tensor], inputs: tuple[Any, ...], looked_at: bool = False
-) -> list[Sizes]:
-    recorder = _ProductRecorder(weights, {} if looked_at else SHAPES)
+    recorder = _ProductRecorder(on_meta, answers)
     with torch.no_grad(), plain_attention(), recorder:
-        functional_call(shell, dict(weights), *inputs, tie_weights=False)
+        functional_call(shell, on_meta, *meta, tie_weights=False)
     return recorder.parts
 
 
@@ -98,20 +88,37 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+class Asked(TorchDispatchMode):
+    """Writes down every number that code reads off a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.answers: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        self.answers += [output] if func.overloadpacket is aten._local_scalar_dense else []
+        return output
+
+
 class _ProductRecorder(TorchDispatchMode):
     """Writes down the sizes of each product that PyTorch executes."""
 
-    def __init__(self, weights: Mapping[str, Tensor], shapes: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], answers: Sequence[Any] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes = shapes
         self.parts: list[Sizes] = []
+        self.answers = iter(answers)
         self._vectors = {_storage(value) for value in weights.values() if value.dim() == 1}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         operation = func.overloadpacket
-        output = self.shapes[operation](*args) if operation in self.shapes else func(*args, **(kwargs or {}))
+        if operation is aten._local_scalar_dense and (answer := next(self.answers, None)) is not None:
+            return answer
+        output = SHAPES[operation](*args) if operation in SHAPES else func(*args, **(kwargs or {}))
         if operation in PRODUCTS:
             self.parts.append(PRODUCTS[operation](args, output))
         if self._adds_bias(operation, args):

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+import torch
+
 from fedtailor.data.batches import inputs_of
-from fedtailor.elasticity.costing.cost import Cost, Sizes, examples_in, products
+from fedtailor.elasticity.costing.cost import Asked, Cost, Sizes, examples_in, products
 from fedtailor.elasticity.costing.curves import Counts, Curve, of_tensors, recorded, total
 from fedtailor.elasticity.costing.memory import Workload, imagined_parts, saved_parts
 from fedtailor.elasticity.costing.timing import step_time
@@ -44,13 +46,27 @@ class ModelCosts:
         self._recorded: dict[str, Curve | None] = {}
         self._imaginable = False  # whether tensors without memory show what autograd saves
         self._remembered: dict[tuple[object, ...], int] = {}
+        self._answers: list[object] = []  # to code that asks for values, where tensors have none
 
     def products(self, cut: Cut) -> list[Sizes]:
         """The matrix products and bias additions of one forward pass of the example, as sizes to be multiplied."""
         pieces = self.pieces
         shapes = {name: value.to("meta") for name, value in named_tensors(pieces.module).items()}
         values = pieces.complete(pieces.cut(shapes, cut).values, cut, device="meta")
-        return products(pieces.shell(cut), values, *inputs_of(pieces.example))
+        inputs = inputs_of(pieces.example)
+        try:
+            return products(pieces.shell(cut), values, *inputs, self._answers)
+        except RuntimeError as error:
+            if self._answers or "meta tensor" not in str(error):
+                raise
+        self._answers = self._asked()
+        return products(pieces.shell(cut), values, *inputs, self._answers)
+
+    def _asked(self) -> list[object]:
+        """What code that looks at values sees in the example, in the order in which it looks."""
+        with torch.no_grad(), Asked() as asked:
+            self.pieces.forward(self.pieces.weights(), Cut.everything(), self.pieces.example)
+        return asked.answers
 
     def members(self, align: int = 1) -> tuple[tuple[int, ...], ...]:
         """For each elastic group the numbers of units that a cut may keep, ascending."""

@@ -37,6 +37,7 @@ from fedtailor.elasticity.tracing.copies import named_tensors, weightless
 from fedtailor.elasticity.tracing.rewrite import SizedGraph, plain_graph
 from fedtailor.errors import FedtailorError
 from fedtailor.objective import Objective
+from fedtailor.objective.answers import answer_of
 
 Weights = dict[str, Tensor]
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Pieces:
         """``network`` is the traced graph that stands in for the module's class where ``forward`` has literal sizes."""
         self.module = module
         self.groups = groups
+        self.timing = ""  # for ``explain``: how long tracing and checking took
         self.remarks = tuple(remarks)  # for ``explain``: what tracing met on the way
         self.network = network  # None: the module's own class serves every width
         self.example = example
@@ -198,15 +200,19 @@ class Pieces:
         scale: Scale | None = None,
         replace: Replacement | None = None,
     ) -> Any:
-        """The module's output for weights that have the sizes of ``cut``.
+        """What the module answers for weights that have the sizes of ``cut``: its output, or the logits in it.
 
         ``scale`` multiplies the outputs of layers in training; ``replace`` substitutes the computation of layers.
         In ``train`` and ``calibrate`` mode running statistics among ``weights`` are updated in place.
         """
-        args, kwargs = inputs_of(batch)
         shell = self._shell.fit(cut, mode, weights)
         with self._shell.altered(scale if mode == "train" else None, replace):
-            return functional_call(shell, self.complete(weights, cut), args, kwargs, tie_weights=False)
+            return answer_of(self.call(shell, weights, cut, batch))
+
+    def call(self, shell: nn.Module, weights: Mapping[str, Tensor], cut: Cut, batch: Batch) -> Any:
+        """All that the module returns, run as ``shell`` has been set."""
+        args, kwargs = inputs_of(batch)
+        return functional_call(shell, self.complete(weights, cut), args, kwargs, tie_weights=False)
 
     def shell(self, cut: Cut) -> nn.Module:
         """The module without weights at the sizes of a cut; the next call of ``forward`` resizes it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -126,11 +127,14 @@ def resize(module: nn.Module, groups: ChannelGroups, cut: Cut) -> None:
 
 
 def _set(layer: nn.Module, size: Size, value: int) -> None:
+    *above, name = size.attribute.split(".")  # ``config.hidden_size``
+    holder = attrgetter(".".join(above))(layer) if above else layer
     if size.index is None:
-        setattr(layer, size.attribute, value)
+        setattr(holder, name, value)
     elif isinstance(size.index, str):
-        setattr(layer, size.attribute, {**getattr(layer, size.attribute), size.index: value})
+        setattr(holder, name, {**getattr(holder, name), size.index: value})
     else:
-        entries = list(getattr(layer, size.attribute))
+        before = getattr(holder, name)
+        entries = list(before)
         entries[size.index] = value
-        setattr(layer, size.attribute, tuple(entries))
+        setattr(holder, name, entries if isinstance(before, list) else tuple(entries))

@@ -50,7 +50,14 @@ def recordable(module: M, training: bool) -> M:
         if rule_of_layer(type(part)) is None:
             part._forward_hooks.clear()
             part._forward_pre_hooks.clear()
+        _without_cache(getattr(part, "config", None))
     return duplicate
+
+
+def _without_cache(configuration: Any) -> None:
+    """Keys and values of earlier tokens that a language model keeps beside its answer are no part of the answer."""
+    if getattr(configuration, "use_cache", None) is True:
+        configuration.use_cache = False
 
 
 def hooked(module: nn.Module) -> list[str]:

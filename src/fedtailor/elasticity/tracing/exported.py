@@ -51,8 +51,9 @@ def _prepare(node: fx.Node, network: fx.GraphModule, root: nn.Module, known: set
     if node.op == "get_attr":
         value = attrgetter(str(node.target))(network)
         node.meta["value"] = on_meta(value)
-        if "." not in str(node.target) and not hasattr(root, str(node.target)):
-            setattr(root, str(node.target), value)  # a constant that export found in the code
+        owner, _, name = str(node.target).rpartition(".")
+        if not hasattr(root.get_submodule(owner), name):
+            setattr(root.get_submodule(owner), name, value)  # a constant that export found in the code
     else:
         node.meta["value"] = on_meta(node.meta.get("val"))
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]

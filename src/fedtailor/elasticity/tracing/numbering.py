@@ -19,16 +19,18 @@ from torch.utils._pytree import tree_leaves
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.exported import rule_of_operation
 from fedtailor.elasticity.tracing.rules import (
-    FUNCTION_RULES,
     LAYER_RULES,
     Findings,
     Operand,
     Rule,
     Site,
     plain,
+    rule_of_function,
     rule_of_layer,
 )
 from fedtailor.elasticity.tracing.units import Numbers, Units
+
+HIDDEN = "hidden_state"  # in the name of an output: ``last_hidden_state``, ``encoder_last_hidden_state``
 
 
 class Numberer:
@@ -86,13 +88,13 @@ class Numberer:
         if node.op == "placeholder":
             return lambda site: plain(site.output)
         if node.op == "get_attr":
-            return _attribute
+            return self._attribute
         if node.op == "call_module":
             rule = rule_of_layer(type(site.layer))
         elif isinstance(target, torch._ops.OpOverload):
             rule = rule_of_operation(target)
-        else:  # ``MyFunction.apply`` is known by its class
-            rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(getattr(target, "__self__", None))
+        else:
+            rule = rule_of_function(target)
         return rule or self._unknown
 
     def _unknown(self, site: Site) -> Any:
@@ -148,11 +150,15 @@ class Numberer:
             return (known.numbers[dim],) if isinstance(dim, int) else known.numbers
         if source not in self.findings.shapes:
             return None
+        places = self.findings.places.get(source, (None,) * len(self.findings.shapes[source]))
         if node.target is operator.getitem and isinstance(node.args[1], int | slice):
             chosen = self.findings.shapes[source][node.args[1]]
+            self.findings.places[node] = places[node.args[1]] if isinstance(node.args[1], slice) else ()
             return chosen if isinstance(chosen, tuple) else (chosen,)
         # x.shape[:-1] + (heads, size)
         if node.target is operator.add and isinstance(node.args[1], tuple | list):
+            added = tuple((node, ("args", 1, index)) for index in range(len(node.args[1])))
+            self.findings.places[node] = (*places, *added)
             return (*self.findings.shapes[source], *(self._entry(entry) for entry in node.args[1]))
         return None
 
@@ -173,19 +179,33 @@ class Numberer:
         return value
 
     def _output(self, node: fx.Node) -> None:
-        args = fx.node.map_arg(node.args, lambda n: self.known[n])
+        args = fx.node.map_arg(_answers(node.args), lambda n: self.known[n])
         for operand in tree_leaves(args):
             if isinstance(operand, Operand):
                 for numbers in operand.numbers:
                     self.units.fix(numbers, "is an output of the module")
                     self.units.outputs += [] if numbers is None else [numbers]
 
+    def _attribute(self, site: Site) -> Any:
+        """A parameter or buffer that ``forward`` uses by itself: each of its axes may turn out to be channels.
 
-def _attribute(site: Site) -> Any:
-    """A parameter or buffer that ``forward`` uses by itself: each of its axes may turn out to be channels."""
-    if not isinstance(site.output, Tensor):
-        return None
-    name = site.shared.get(site.path, site.path)
-    return tuple(
-        None if length == 1 else site.axis(name, dim, length) for dim, length in enumerate(site.output.shape)
-    )
+        The kernel of a convolution never does.
+        """
+        if not isinstance(site.output, Tensor):
+            return None
+        name = site.shared.get(site.path, site.path)
+        owner, _, leaf = site.path.rpartition(".")
+        kernel = leaf == "weight" and isinstance(self.root.get_submodule(owner), nn.modules.conv._ConvNd)
+        return tuple(
+            None if length == 1 or (kernel and dim > 1) else site.axis(name, dim, length)
+            for dim, length in enumerate(site.output.shape)
+        )
+
+
+def _answers(returned: Any) -> Any:
+    """What a module returns, without the states inside it that an output object names beside the answers."""
+    named = returned[0]
+    if not isinstance(named, dict):
+        return returned
+    answers = {name: value for name, value in named.items() if HIDDEN not in name}
+    return (answers or named,)

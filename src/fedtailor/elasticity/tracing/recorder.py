@@ -23,18 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.fx._symbolic_trace import _assert_is_none
+from torch.fx._symbolic_trace import _assert_is_none, _wrapped_fns_to_patch
 from torch.nn.modules import transformer
+from torch.nn.utils import parametrizations, parametrize
 
+from fedtailor.elasticity.tracing.attributes import label_sizes
 from fedtailor.elasticity.tracing.example import on_meta
-from fedtailor.elasticity.tracing.rules import TraceError, describe, rule_of_layer
+from fedtailor.elasticity.tracing.rules import TraceError, describe, rule_of_function, rule_of_layer
 from fedtailor.elasticity.tracing.source_lines import (
     asking_line,
     failing_line,
     is_guard,
-    is_unpacking,
     user_line,
 )
+from fedtailor.elasticity.tracing.values import Value
 
 FACTORIES = (
     torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
@@ -66,77 +68,6 @@ class Answer:
     source_line: str
 
 
-class Value(fx.Proxy):
-    """A recorded value that answers questions about sizes."""
-
-    @property
-    def known(self) -> Any:
-        """What the value is for the example."""
-        return self.node.meta["value"]
-
-    def __getattr__(self, k: str) -> Any:
-        # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
-        if k.startswith("__") or not hasattr(self.known, k):
-            raise AttributeError(f"{type(self.known).__name__!r} object has no attribute {k!r}")
-        return _Attribute(self, k)
-
-    def _answer(self, kind: Callable[[Any], Any]) -> Any:
-        return self.tracer.answer(self.node, kind)  # type: ignore[attr-defined]
-
-    def __bool__(self) -> bool:
-        return bool(self._answer(bool))
-
-    def __int__(self) -> int:
-        return int(self._answer(int))
-
-    def __index__(self) -> int:
-        return int(self._answer(int))
-
-    def __float__(self) -> float:
-        return float(self._answer(float))
-
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
-        return np.asarray(self._answer(lambda value: value), *args, **kwargs)
-
-    def __len__(self) -> int:
-        return int(self.size(0)) if isinstance(self.known, Tensor) else len(self.known)
-
-    def __iter__(self) -> Iterator[Any]:
-        if is_unpacking() or not isinstance(self.known, Tensor):  # the code itself says how many there are
-            return (self[index] for index in range(len(self.known)))  # type: ignore[index]
-        return (self[index] for index in range(len(self)))  # type: ignore[index]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.known
-
-    def keys(self) -> Any:
-        """Of a dict that came in."""
-        return self.known.keys()
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
-
-
-class _Attribute(Value):
-    """``x.shape``, or ``x.mean`` on the way to being called."""
-
-    def __init__(self, root: Value, attr: str) -> None:
-        self.root = root
-        self.attr = attr
-        self.tracer = root.tracer
-        self._node: fx.Node | None = None
-
-    @property
-    def node(self) -> fx.Node:  # type: ignore[override]
-        """The node of the attribute itself, made when it is first needed."""
-        if self._node is None:
-            self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
-        return self._node
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
-
-
 class Recorder(fx.Tracer):
     """Stops at every layer that has a rule, looks into the others, and computes shapes on the way."""
 
@@ -152,7 +83,8 @@ class Recorder(fx.Tracer):
     def record(self, module: nn.Module) -> fx.Graph:
         """The graph of ``module.forward``; ``node.meta["value"]`` holds the example's value, tensors without memory."""
         self._watch_mode(module)
-        with _patched(self), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        label_sizes(module)
+        with _patched(self), _looking_inside(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 graph = self.trace(module)
             except (TraceError, CannotFollowError):
@@ -187,9 +119,31 @@ class Recorder(fx.Tracer):
                     )
                 part.__class__ = watched[kind]
 
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> Any:
+        """As ``torch.fx``, but a ``forward`` that is decorated, or could take more inputs than the example has, is
+        called as the user would: with the inputs of the example, by name.
+        """
+        signature, given = inspect.signature(root_fn), dict[str, Any]()
+        more = [
+            name for name, parameter in signature.parameters.items() if parameter.kind.name == "VAR_KEYWORD"
+        ]
+        spare = any(f"**{name}" not in self.inputs for name in more)
+        if inspect.unwrap(root_fn) is root_fn and not spare:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        for name, parameter in list(signature.parameters.items())[1:]:
+            star = "**" if parameter.kind is inspect.Parameter.VAR_KEYWORD else ""
+            if star + name in self.inputs:
+                value = self._proxy_placeholder(star + name, None, signature, root_fn)
+                given.update({key: value[key] for key in value.keys()} if star else {name: value})
+        return lambda root: root_fn(root, **given), [self.root]
+
     def is_leaf_module(self, m: nn.Module, _path: str) -> bool:
         if rule_of_layer(type(m)) is not None:
             return True
+        if _is_weight_norm(m):
+            return False
         if type(m).__module__.startswith("torch.nn") and not isinstance(m, COMPOSITE):
             return any(True for _ in m.parameters())  # without weights, its code says how channels flow
         return type(m).__module__.startswith("torch.ao")
@@ -197,7 +151,11 @@ class Recorder(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return forward(*args, **kwargs) if self._computing else super().call_module(m, forward, args, kwargs)
+        # A layer that forward makes for itself has no path; without weights, its code says how channels flow.
+        passing = m not in self.submodule_paths and not any(True for _ in m.parameters())
+        if self._computing or passing:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -290,6 +248,14 @@ class Recorder(fx.Tracer):
         return chosen
 
 
+def _is_weight_norm(layer: nn.Module) -> bool:
+    """Whether a layer, or a part of it, makes its weight of a direction and a length: its code says how."""
+    if isinstance(layer, parametrize.ParametrizationList | parametrizations._WeightNorm):
+        return all(isinstance(part, parametrizations._WeightNorm) for part in layer.children())
+    made = getattr(layer, "parametrizations", {}) if parametrize.is_parametrized(layer) else {}
+    return bool(made) and all(_is_weight_norm(entry) for entry in made.values())
+
+
 @contextmanager
 def _patched(recorder: Recorder) -> Iterator[None]:
     """Record what plain ``torch.fx`` would compute or miss: constant tensors, autograd functions, checks of masks."""
@@ -313,13 +279,23 @@ def _patched(recorder: Recorder) -> Iterator[None]:
             return sized.size(0)
         return count(sized)
 
-    count = builtins.len
+    def is_a(thing: Any, kinds: Any) -> bool:
+        # Code asks whether a value is a tensor, a number or a tuple. A ``__class__`` would tell PyTorch's C++ so too.
+        found = ask(thing, kinds)
+        return found or (issubclass(type(thing), Value) and issubclass(thing.kind, kinds))
+
+    def limits(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda dtype: function(dtype.known if type(dtype) is not torch.dtype else dtype)
+
+    count, ask = builtins.len, builtins.isinstance
     original = torch.autograd.Function.__dict__["apply"]
     changes: list[tuple[Any, str, Any]] = [
         *((torch, function.__name__, recorded(function)) for function in FACTORIES),
         *((nn.utils.rnn, function.__name__, recorded(function)) for function in PACKING),
         (torch.autograd.Function, "apply", classmethod(apply)),
+        *((torch, name, limits(getattr(torch, name))) for name in ("finfo", "iinfo")),
         (builtins, "len", length),
+        (builtins, "isinstance", is_a),
         # It compares the values of masks to find out whether they are causal: a hint, not a result.
         (transformer, "_detect_is_causal_mask", lambda _mask, is_causal, _size: bool(is_causal)),
     ]
@@ -335,3 +311,17 @@ def _patched(recorder: Recorder) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for (owner, name, _), value in zip(changes, before, strict=True):
             setattr(owner, name, value)
+
+
+@contextmanager
+def _looking_inside() -> Iterator[None]:
+    """Follow functions that ``torch.fx.wrap`` would hide, unless there is a rule for them."""
+    hidden = dict(_wrapped_fns_to_patch)
+    for place, namespace in hidden.items():
+        function = namespace.get(place[1])
+        if inspect.isfunction(function) and rule_of_function(function) is None:
+            del _wrapped_fns_to_patch[place]
+    try:
+        yield
+    finally:
+        _wrapped_fns_to_patch.update(hidden)

@@ -52,7 +52,10 @@ def layer_rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 
 def function_rule(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register how a function, an autograd function or a tensor method (by its name) carries channels."""
+    """Register how a function, an autograd function or a tensor method (by its name) carries channels.
+
+    A function of a library that need not be there is known by its full name (``"library.module.function"``).
+    """
 
     def register(rule: Rule) -> Rule:
         for target in targets:
@@ -70,6 +73,14 @@ def rule_of_layer(kind: type) -> Rule | None:
         if any(inspect.isfunction(value) and name not in _HARMLESS for name, value in vars(base).items()):
             return None
     return None
+
+
+def rule_of_function(target: Any) -> Rule | None:
+    """The rule of a function, of an autograd function (``MyFunction.apply``), or of what is known by its full name."""
+    rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(getattr(target, "__self__", None))
+    return rule or FUNCTION_RULES.get(
+        f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,21 @@ class Operand:
         return dim % max(1, self.value.dim())
 
 
+class Counted(int):
+    """A size that is an attribute of a user's layer, and which one; what is computed from it is a plain number."""
+
+    layer: str
+    attribute: str
+    index: int | None  # of an entry, where the attribute is a tuple
+
+    @classmethod
+    def at(cls, value: int, layer: str, attribute: str, index: int | None = None) -> Counted:
+        """The number with its place."""
+        made = cls(value)
+        made.layer, made.attribute, made.index = layer, attribute, index
+        return made
+
+
 @dataclass(frozen=True)
 class LiteralSize:
     """A size that the code gives as a number, though it must follow the cut."""
@@ -117,7 +143,10 @@ class Findings:
     unknown: list[tuple[Site, list[Indices]]] = field(default_factory=list)
     sources: dict[fx.Node, tuple[Indices, ...]] = field(default_factory=dict)  # axes behind a computed size
     shapes: dict[fx.Node, Numbers] = field(default_factory=dict)  # as the numbers along each axis
+    # where the numbers stand that a shape is put together from: ``x.size()[:-1] + (self.width,)``
+    places: dict[fx.Node, tuple[tuple[fx.Node, tuple[Any, ...]] | None, ...]] = field(default_factory=dict)
     open: set[fx.Node] = field(default_factory=set)  # sizes that depend on others than those of channels
+    heads: str = "auto"  # which axis shrinks where channels are split into heads; see ``Annotations``
     front: frozenset[fx.Node] = frozenset()  # reshapes whose first new axis carries channels, not the last
     undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
 
@@ -194,14 +223,17 @@ class Site:
             return self.node.args[position], ("args", position)
         return self.node.kwargs.get(name), ("kwargs", name)
 
-    def sized(self, path: tuple[Any, ...], numbers: Indices | None) -> None:
-        """The size at ``path`` of the call must equal the number of kept positions."""
-        value = lookup(self.node, path)
+    def sized(self, path: tuple[Any, ...], numbers: Indices | None, node: fx.Node | None = None) -> None:
+        """The size at ``path`` of the call (of ``node``, if given) must equal the number of kept positions."""
+        node = node or self.node
+        value = lookup(node, path)
+        if isinstance(value, Counted):
+            self.units.counted.setdefault((value.layer, value.attribute, value.index), []).append(numbers)
         if numbers is None or isinstance(value, bool):
             return
         if self.constant(value):
             value = value.meta["value"] if isinstance(value, fx.Node) else value
-            self.findings.literals.append(LiteralSize(self.node, path, numbers, value, self.description))
+            self.findings.literals.append(LiteralSize(node, path, numbers, value, self.description))
             self.units.parts.append(numbers)
         elif isinstance(value, fx.Node):
             for axis in self.findings.sources.get(value, ()):

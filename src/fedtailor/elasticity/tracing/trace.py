@@ -25,8 +25,8 @@ from fedtailor.elasticity.tracing.exported import export
 from fedtailor.elasticity.tracing.numbering import Numberer
 from fedtailor.elasticity.tracing.recorder import Answer, CannotFollowError, ExampleError, Recorder
 from fedtailor.elasticity.tracing.rewrite import training_switches, write_sizes
-from fedtailor.elasticity.tracing.rules import Findings, TraceError, describe
-from fedtailor.elasticity.tracing.units import Solution, Units, solve
+from fedtailor.elasticity.tracing.rules import Counted, Findings, TraceError, describe
+from fedtailor.elasticity.tracing.units import Solution, Units, join_counted, solve
 
 GOOD_SHARE = 0.95  # of the parameters: above it, other readings of undecided reshapes are not tried
 MOST_ATTEMPTS = 6
@@ -54,6 +54,7 @@ class Traced:
     obstacle: str  # why the graph cannot stand in for the user's class; empty if it can
     exported: bool  # whether torch.export had to help
     literals: tuple[str, ...]  # where the code gives a size that must follow a cut, and which
+    unseen: str  # what was not recorded, and so is not checked
 
     @property
     def groups(self) -> ChannelGroups:
@@ -68,9 +69,16 @@ class Traced:
         }
         return {name: e for name, e in found.items() if any(axis.group in elastic for axis in e.axes)}
 
+    def with_one_size_each(self) -> Traced:
+        """The same module with axes tied that one attribute of the user's code counts."""
+        join_counted(self.units)
+        return replace(self, solution=solve(self.units, self.shapes, self.groups.ties))
+
     def without_literals(self) -> Traced:
-        """The same module with every channel fixed that a literal size counts."""
+        """The same module with every channel fixed that a literal size counts; attributes follow."""
         for literal in self.findings.literals:
+            if isinstance(literal.value, Counted):
+                continue
             reason = f"has the literal size {literal.value} in {literal.description}; write -1 or x.size()"
             self.units.fix(literal.numbers, reason)
         solution = solve(self.units, self.shapes, self.groups.ties)
@@ -122,7 +130,8 @@ def _number(
     module: nn.Module, found: _Found, on_unknown: str, annotations: Annotations, front: frozenset[fx.Node]
 ) -> _Numbered:
     """Number the graphs; ``front`` are reshapes whose first new axis carries the channels."""
-    units, findings, shared = Units(), Findings(front=front), shared_names(module)
+    units, shared = Units(), shared_names(module)
+    findings = Findings(heads=annotations.heads, front=front)
     numberers = tuple(Numberer(root, units, findings, shared) for root, _ in found.recorded)
     for numberer, (_, graph) in zip(numberers, found.recorded, strict=True):
         numberer.run(graph)
@@ -158,6 +167,7 @@ def _finish(best: _Numbered, found: _Found) -> Traced:
         obstacle=found.obstacle or _open_answer(best.numberers[0], found.answers),
         exported=found.exported,
         literals=tuple(sorted(literals)),
+        unseen=found.unseen,
     )
 
 
@@ -169,6 +179,7 @@ class _Found:
     answers: Sequence[Answer] = ()
     obstacle: str = ""
     exported: bool = False
+    unseen: str = ""  # what was not recorded, and so is not checked
 
 
 def _record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
@@ -178,14 +189,18 @@ def _record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         graph = recorder.record(root)
         if not recorder.asked_mode:
             return _Found(((root, graph),), recorder.answers, _custom(graph))
-        other_root = recordable(module, training=True)
-        other = Recorder(copied(inputs)).record(other_root)
     except CannotFollowError as problem:
         return _export(module, args, kwargs, str(problem))
     except ExampleError as problem:
         if not _runs(module, args, kwargs):
             raise
         return _export(module, args, kwargs, str(problem))
+    try:
+        other_root = recordable(module, training=True)
+        other = Recorder(copied(inputs)).record(other_root)
+    except (CannotFollowError, ExampleError) as problem:  # masks that are drawn with numpy, for instance
+        obstacle = f"what forward does in training cannot be followed ({problem})"
+        return _Found(((root, graph),), recorder.answers, obstacle, unseen=obstacle)
     if training_switches(graph, other):
         return _Found(((root, graph),), recorder.answers, _custom(graph))
     obstacle = "forward does something else in training than in evaluation"

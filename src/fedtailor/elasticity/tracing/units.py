@@ -34,6 +34,8 @@ class Units:
     doubtful: list[tuple[Indices, str]] = field(default_factory=list)  # fixed for want of a rule
     axes: dict[tuple[str, int], Indices] = field(default_factory=dict)  # (tensor, axis) -> unit numbers
     sizes: list[tuple[str, str, int | None, Indices]] = field(default_factory=list)
+    # (layer, attribute, entry) of the user's own code -> the axes that it counts; None: an axis that cannot shrink
+    counted: dict[tuple[str, str, int | None], list[Indices | None]] = field(default_factory=dict)
     parts: list[Indices] = field(default_factory=list)  # pieces of axes that the code counts: ``x[:, :2]``
     minima: list[tuple[Indices, int]] = field(default_factory=list)
     outputs: list[Indices] = field(default_factory=list)
@@ -84,6 +86,13 @@ class Solution:
 
     groups: ChannelGroups
     arrangement: Arrangement
+    attributes: tuple[Size, ...]  # sizes of the user's own layers, for pieces of the user's own class
+
+    @property
+    def torn(self) -> bool:
+        """Whether an attribute would need two sizes at once."""
+        places = [(size.layer, size.attribute, size.index) for size in self.attributes]
+        return len(set(places)) < len(places)
 
     def kept(self, numbers: Indices, dropped: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which positions of an axis remain when the units marked in ``dropped`` are gone."""
@@ -120,6 +129,7 @@ def solve(units: Units, shapes: Mapping[str, tuple[int, ...]], tied_names: dict[
             Size(layer, attribute, arrangement.extent(numbers, len(numbers), layer), index): None
             for layer, attribute, index, numbers in units.sizes
         }
+        attributes = _attribute_sizes(units, arrangement)
         if not arrangement.split(pieces):
             break
     minima: dict[str, int] = {}
@@ -136,7 +146,33 @@ def solve(units: Units, shapes: Mapping[str, tuple[int, ...]], tied_names: dict[
         ties=tied_names,
         constraints={group: Constraint(minimum=minimum) for group, minimum in minima.items()},
     )
-    return Solution(groups, arrangement)
+    elastic = set(groups.elastic)
+    return Solution(groups, arrangement, tuple(size for size in attributes if _moves(size, elastic)))
+
+
+def _attribute_sizes(units: Units, arrangement: Arrangement) -> dict[Size, None]:
+    """The sizes that attributes of the user's layers must have: one each, unless the code uses it for different axes."""
+    return {
+        Size(layer, attribute, arrangement.extent(numbers, len(numbers), f"{layer}.{attribute}"), index): None
+        for (layer, attribute, index), uses in units.counted.items()
+        for numbers in uses
+        if numbers is not None
+    }
+
+
+def _moves(size: Size, elastic: Container[str]) -> bool:
+    return any(axis.group in elastic for axis in size.extent.axes)
+
+
+def join_counted(units: Units) -> None:
+    """Axes that one attribute counts shrink alike, or not at all where one of them cannot."""
+    for (layer, attribute, _), uses in units.counted.items():
+        found = [numbers for numbers in uses if numbers is not None]
+        for numbers in found:
+            if len(found) < len(uses):
+                place = f"{layer}.{attribute}" if layer else attribute
+                units.fix(numbers, f"is counted by {place}, which also counts what cannot shrink")
+            units.tie(found[0], numbers)
 
 
 def _components(count: int, ties: Sequence[tuple[Indices, Indices]]) -> Indices:

@@ -25,7 +25,12 @@ def scaled_dot_product_attention(site: Site) -> Any:
     for x in (query, key, value):
         site.fix_axes(x, (-2,), "is the time of")
     site.mark("masked")
-    leading = [Operand(x.value[..., 0, 0], x.numbers[:-2]) for x in (query, key, value)]
+    parts = [query, key, value]
+    mask = site.argument(3, "attn_mask")
+    if isinstance(mask, Operand):  # a bias for every head, perhaps
+        site.fix_axes(mask, range(max(-2, -mask.value.dim()), 0), "is the time of")
+        parts += [mask] if mask.value.dim() > 1 else []
+    leading = [Operand(x.value[..., 0, 0], x.numbers[:-2]) for x in parts]
     return (*meet(site, leading, site.output.shape[:-2]), None, value.numbers[-1])
 
 

@@ -63,7 +63,7 @@ def variants(*names: str) -> list[Any]:
 
 
 @layer_rule(*ELEMENTWISE_LAYERS)
-@function_rule(*variants(*SAME), F.gumbel_softmax)
+@function_rule(*variants(*SAME), F.gumbel_softmax, "torchvision.ops.stochastic_depth.stochastic_depth")
 def same(site: Site) -> Numbers:
     """Every position by itself, or nothing at all."""
     return site.operand().numbers

@@ -185,22 +185,23 @@ def embedding_layer(site: Site) -> Numbers:
     """Weight (vocabulary, channels): only the columns may shrink."""
     weight = site.parameter("weight", None, None)
     assert weight is not None
-    return _embedding(site, weight)
+    return _embedding(site, site.operand(), weight)
 
 
 @function_rule(F.embedding)
 def embedding_function(site: Site) -> Numbers:
     """As the layer, on any table."""
-    return _embedding(site, site.argument(1, "weight"))
+    return _embedding(site, site.argument(0, "input"), site.argument(1, "weight"))
 
 
 @function_rule("aten::embedding")
 def embedding_exported(site: Site) -> Numbers:
     """As the layer; the exported operation takes the table first."""
-    return _embedding(site, site.args[0])
+    return _embedding(site, site.args[1], site.args[0])
 
 
-def _embedding(site: Site, weight: Operand) -> Numbers:
+def _embedding(site: Site, words: Operand, weight: Operand) -> Numbers:
+    site.fix_axes(words, range(words.value.dim()), "is looked up by")
     site.units.fix(weight.numbers[0], f"is the vocabulary of {site.description}")
     columns = weight.numbers[1]
     site.follow("embedding_dim", columns)

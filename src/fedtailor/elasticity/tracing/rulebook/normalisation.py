@@ -35,10 +35,15 @@ def channel_norm_layer(site: Site) -> Numbers:
 
 @function_rule(F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm)
 def channel_norm_function(site: Site) -> Numbers:
-    """As the layer: every other tensor is a vector over the channels."""
+    """As the layer: every other tensor is a vector over the channels.
+
+    Weights that are standardised (``weight.reshape(1, rows, -1)``) have their columns on a further axis.
+    """
     x, *vectors = site.operands()
     for vector in vectors:
         site.join(vector.numbers[0], x.numbers[1], "normalises what cannot shrink in")
+    if any(numbers is not None for numbers in (x.numbers[0], *x.numbers[2:])):
+        site.mark("small")
     site.follow("num_features", x.numbers[1])
     return x.numbers
 
@@ -110,6 +115,15 @@ def _last_axes_norm(site: Site, x: Operand, count: int, vectors: Sequence[Operan
     if any(numbers is not None for numbers in held):
         site.mark("small")
     return x.numbers
+
+
+@function_rule(torch._weight_norm, "aten::_weight_norm")
+def weight_norm(site: Site) -> Numbers:
+    """A direction times a length for every position of one axis; of the kept channels."""
+    direction, length = site.operands()
+    dim = direction.dim(site.argument(2, "dim", 0))
+    site.join(direction.numbers[dim], length.numbers[dim], "has a length that cannot shrink in")
+    return over_axes(site, [other for other in range(direction.value.dim()) if other != dim])
 
 
 @function_rule(F.normalize)

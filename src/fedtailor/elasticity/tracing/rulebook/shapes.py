@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rulebook.functions import meet, variants
-from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule
+from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, layer_rule, lookup
 from fedtailor.elasticity.tracing.units import Numbers
 
 Path = tuple[Any, ...]
@@ -41,6 +41,10 @@ def reshape(site: Site) -> Numbers:
     for axis, (size, path) in zip(numbers, written, strict=True):
         if path is not None and (isinstance(size, fx.Node) or size != -1):
             site.sized(path, axis)
+    given = site.written(1, "shape")[0]
+    for axis, place in zip(numbers, site.findings.places.get(given, ()), strict=False):
+        if place is not None and lookup(*place) != -1:
+            site.sized(place[1], axis, place[0])
     return numbers
 
 
@@ -116,20 +120,32 @@ def _regroup(
     assert numbers is not None
     spread = numbers.reshape([-1 if dim == numbered[0] else 1 for dim in dims])
     spread = np.broadcast_to(spread, [x.shape[dim] for dim in dims]).reshape(tuple(shape))
-    carrier = _carrier(site, shape, written)
+    exact = _varying(spread)
+    carrier = _carrier(site, shape, written) if exact is None else exact
     rows = np.moveaxis(spread, carrier, -1).reshape(-1, shape[carrier])
-    if len(rows) > 1:
+    if len(rows) > 1 and exact is None:
         site.units.tie(rows[:1], rows)
     return [np.ascontiguousarray(rows[0]) if position == carrier else None for position in range(len(shape))]
+
+
+def _varying(spread: Indices) -> int | None:
+    """The axis along which alone units differ: channels that were flattened come back to their own axis."""
+    varying = [
+        dim for dim, size in enumerate(spread.shape) if size > 1 and (np.diff(spread, axis=dim) != 0).any()
+    ]
+    return varying[0] if len(varying) == 1 and spread.ndim > 1 else None
 
 
 def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
     """Which of several axes shrinks: the one the code leaves open (-1), then one it computes, then the last.
 
     The last axis means that heads stay and each of them shrinks. Where the code says nothing, tracing tries the first
-    one too (features that become an image) and keeps what lets more of the model shrink.
+    one too (features that become an image) and keeps what lets more of the model shrink. A person may choose which of
+    heads (the last axis but one) and their dimension (the last) it is; queries, keys and values may stand before them.
     """
     wide = [position for position, size in enumerate(shape) if size > 1] or [len(shape) - 1]
+    if site.findings.heads != "auto" and (len(wide) == 2 or (len(wide) == 3 and shape[wide[0]] == 3)):
+        return wide[-2 if site.findings.heads == "count" else -1]
     inferred = [position for position in wide if written[position] == -1]
     computed = [p for p in wide if isinstance(written[p], fx.Node) and not site.constant(written[p])]
     if not inferred and not computed and len(wide) > 1:

@@ -43,6 +43,9 @@ def _numbers_of(value: Any) -> Any:
 
 def _picked(site: Site, x: Operand, entries: Sequence[Any]) -> Any:
     """Indexed by a tensor or a list: the indexed axes stay whole; channels on the others pass if they stay last."""
+    for entry in entries:
+        if isinstance(entry, Operand):  # its own axes become axes of the output
+            site.fix_axes(entry, range(entry.value.dim()), "is an index in")
     simple = (
         all(entry == slice(None) for entry in entries if isinstance(entry, slice)) and Ellipsis not in entries
     )
@@ -144,6 +147,23 @@ def _along(position: int, name: str, what: str) -> Callable[[Site], Any]:
         return kept if site.output.dim() == x.value.dim() else (*kept[:dim], *kept[dim + 1 :])
 
     return rule
+
+
+@function_rule(*variants("gather", "take_along_dim"))
+def gathered(site: Site) -> Numbers:
+    """Positions on one axis are picked, which must stay whole; the other axes of table and positions are the same."""
+    x, index = site.operand(), site.argument(2, "index", site.argument(1, "indices"))
+    dim = x.dim(site.argument(1, "dim", site.argument(2, "dim")))
+    site.fix_axes(x, (dim,), "is picked from by")
+    numbers: list[Indices | None] = []
+    for d, (mine, theirs) in enumerate(zip(x.numbers, index.numbers, strict=True)):
+        if d != dim and x.shape[d] == index.shape[d]:
+            site.join(mine, theirs, "is picked from by")
+        elif d != dim:
+            site.fix_axes(x, (d,), "is picked from by")
+            site.fix_axes(index, (d,), "is a place in")
+        numbers.append(theirs)
+    return tuple(numbers)
 
 
 function_rule(*variants("index_select", "select"))(_along(1, "dim", "is picked from by"))

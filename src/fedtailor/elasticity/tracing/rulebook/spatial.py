@@ -64,7 +64,7 @@ def pixel_shuffle(site: Site) -> Numbers:
 
 
 @layer_rule(nn.Unfold)
-@function_rule(F.unfold)
+@function_rule(F.unfold, "aten::im2col")
 def unfold(site: Site) -> Numbers:
     """Every channel becomes as many consecutive features as the kernel has positions."""
     x = site.operand()
@@ -72,3 +72,17 @@ def unfold(site: Site) -> Numbers:
     numbers = x.numbers[-3]
     spread = None if numbers is None else np.repeat(numbers, site.output.shape[-2] // len(numbers))
     return (*x.numbers[:-3], spread, None)
+
+
+@layer_rule(nn.Fold)
+@function_rule(F.fold, "aten::col2im")
+def fold(site: Site) -> Numbers:
+    """The way back: every channel is as many consecutive features as the kernel has positions."""
+    x = site.operand()
+    site.fix_axes(x, (-1,), "is space for")
+    numbers = x.numbers[-2]
+    if numbers is not None:
+        blocks = numbers.reshape(site.output.shape[-3], -1)
+        site.units.tie(blocks[:, :1], blocks)
+        numbers = np.ascontiguousarray(blocks[:, 0])
+    return (*x.numbers[:-2], numbers, None, None)

@@ -1,0 +1,188 @@
+"""Constructions of torchvision and timm, as the smallest plain modules that have them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from elasticity.oracle import kept_statistics, masked_module
+from elasticity.traced import close, run
+from fedtailor import FedtailorError, function_rule
+from fedtailor.elasticity.check import random_cut, shaken
+from fedtailor.elasticity.explain import elastic_share
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.tracing.rulebook.functions import same
+from fedtailor.elasticity.tracing.rules import FUNCTION_RULES
+
+
+def images(*shape: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(3, *shape, dtype=torch.float64), torch.tensor([0, 1, 2])
+
+
+def traced(module: nn.Module, batch: tuple[Tensor, Tensor], share: float = 0.9) -> ElasticModel:
+    """The elastic model, after its cuts were compared with the masked class itself."""
+    module = module.double().eval()
+    model = elastic(module, batch)
+    assert elastic_share(model) >= share, model.explain()
+    for name, value in shaken(model).items():
+        dict([*module.named_parameters(), *module.named_buffers()])[name].data.copy_(value)
+    for seed in range(3):
+        cut = random_cut(model.groups, np.random.default_rng(seed))
+        with torch.no_grad(), kept_statistics():
+            theirs = run(masked_module(module, model.groups, cut, ""), batch)
+        with torch.no_grad():
+            close(run(model.extract(model.weights(), cut).eval(), batch), theirs, 1e-9)
+    return model
+
+
+def wrapped_block(x: Tensor, scale: float) -> Tensor:
+    return F.relu(x) * scale
+
+
+def wrapped_drop(x: Tensor, p: float, training: bool) -> Tensor:
+    if not training:
+        return x
+    noise = torch.empty([x.shape[0], *[1] * (x.dim() - 1)], dtype=x.dtype).bernoulli_(1 - p)
+    return x * noise
+
+
+torch.fx.wrap("wrapped_block")
+torch.fx.wrap("wrapped_drop")
+
+
+class Wrapped(nn.Module):
+    """Functions that ``torch.fx.wrap`` hides: stochastic depth and window attention of torchvision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = wrapped_block(self.a(x), 0.5)
+        x = x + wrapped_drop(self.b(x), 0.2, self.training)
+        return self.head(x.mean((2, 3)))
+
+
+def test_functions_that_fx_would_hide_are_looked_into():
+    model = traced(Wrapped(), images(3, 6, 6))
+    assert model.own_class
+    hidden = {name for _, name in torch.fx._symbolic_trace._wrapped_fns_to_patch}
+    assert {"wrapped_block", "wrapped_drop"} <= hidden  # as before, for everybody else
+
+
+def test_a_function_may_have_a_rule_by_its_full_name():
+    name = f"{wrapped_drop.__module__}.wrapped_drop"
+    function_rule(name)(same)
+    try:
+        assert traced(Wrapped(), images(3, 6, 6)).own_class
+    finally:
+        del FUNCTION_RULES[name]
+    assert "torchvision.ops.stochastic_depth.stochastic_depth" in FUNCTION_RULES
+
+
+class StandardisedConv(nn.Conv2d):
+    """Weights with mean zero and deviation one over their inputs, times a gain (NFNet, BiT)."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, padding=kernel // 2, groups=groups)
+        self.gain = nn.Parameter(torch.ones(outputs, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(flat, None, None, weight=self.gain.view(-1), training=True, momentum=0.0)
+        return F.conv2d(
+            x, weight.reshape_as(self.weight), self.bias, padding=self.padding, groups=self.groups
+        )
+
+
+def test_standardised_weights_are_standardised_over_the_kept_columns():
+    net = nn.Sequential(
+        StandardisedConv(3, 8, 3),
+        nn.SiLU(),
+        StandardisedConv(8, 8, 3, groups=8),
+        nn.SiLU(),
+        StandardisedConv(8, 12, 1),
+    )
+    module = nn.Sequential(net, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4)).double()
+    model = elastic(module, images(3, 6, 6))
+    assert elastic_share(model) > 0.95
+    assert model.own_class
+    assert set(model.groups.elastic) == {"0.0", "0.4"}
+
+
+class WindowAttention(nn.Module):
+    """A bias for every head and pair of positions, picked from a table (Swin, BEiT)."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.fused = 2, fused
+        self.embed, self.qkv, self.out = nn.Linear(5, 12), nn.Linear(12, 36), nn.Linear(12, 12)
+        self.head = nn.Linear(12, 4)
+        self.table = nn.Parameter(torch.randn(7, 2))
+        places = torch.arange(4)
+        self.register_buffer("index", places[:, None] - places[None, :] + 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.table[self.index.view(-1)].view(n, n, -1).permute(2, 0, 1).contiguous().unsqueeze(0)
+        if self.fused:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.5)
+        else:
+            x = (q * 0.5 @ k.transpose(-2, -1) + bias).softmax(-1) @ v
+        return self.head(self.out(x.transpose(1, 2).reshape(b, n, c)).mean(1))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_bias_of_relative_positions_stays_whole(fused):
+    model = traced(WindowAttention(fused), images(4, 5))
+    assert model.shape("table", random_cut(model.groups, np.random.default_rng(0))) == (7, 2)
+
+
+class Outlook(nn.Module):
+    """Attention over patches that are taken apart and laid over each other again (VOLO)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.v, self.attention, self.head = (
+            nn.Linear(3, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 81 * 2),
+            nn.Linear(8, 4),
+        )
+        self.unfold = nn.Unfold(3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x.permute(0, 2, 3, 1))
+        b, h, w, c = x.shape
+        v = self.unfold(self.v(x).permute(0, 3, 1, 2)).reshape(b, 2, c // 2, 9, h * w).permute(0, 1, 4, 3, 2)
+        scores = self.attention(x).reshape(b, h * w, 2, 9, 9).permute(0, 2, 1, 3, 4).softmax(-1)
+        y = (scores @ v).permute(0, 1, 4, 3, 2).reshape(b, c * 9, h * w)
+        y = F.fold(y, (h, w), 3, padding=1)
+        return self.head((x + y.permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+def test_patches_are_taken_apart_and_put_together():
+    traced(Outlook(), images(3, 4, 4), share=0.85)
+
+
+def test_the_sentence_names_the_node_where_a_function_has_no_rule():
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.fft.fft(self.a(x)).real * math.pi)
+
+    with pytest.raises(
+        FedtailorError, match=r"no rule says how channels pass through 'fft_fft' .*keep=\['a'\]"
+    ):
+        elastic(Fourier(), (torch.randn(3, 3), torch.tensor([0, 1, 2])))
