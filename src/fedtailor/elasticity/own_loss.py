@@ -38,9 +38,7 @@ def own_objective(module: torch.nn.Module, example: Batch, given: Objective) -> 
     wanted, answer = own_loss(output), answer_of(output)
     if wanted is None or not isinstance(answer, Tensor):
         return given
-    task = next(
-        (task for task in _candidates(answer, example) if _agrees(task, answer, example, wanted)), None
-    )
+    task = next((task for task in _candidates(answer, example) if _agrees(task, answer, example, wanted)), None)
     if task is None:
         return Objective(_unknown(module, float(wanted)), {}, None)
     found = Objective.of(task.name)
@@ -50,9 +48,7 @@ def own_objective(module: torch.nn.Module, example: Batch, given: Objective) -> 
 def _candidates(answer: Tensor, example: Batch) -> list[LearningTask]:
     """Classes first, where there are scores for classes: one for each example, or one for each position."""
     one = answer.dim() == 2
-    return sorted(
-        TASKS.values(), key=lambda task: task.name != ("classification" if one else "token classification")
-    )
+    return sorted(TASKS.values(), key=lambda task: task.name != ("classification" if one else "token classification"))
 
 
 def _agrees(task: LearningTask, answer: Tensor, example: Batch, wanted: Tensor) -> bool:

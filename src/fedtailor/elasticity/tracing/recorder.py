@@ -119,16 +119,12 @@ class Recorder(fx.Tracer):
                     )
                 part.__class__ = watched[kind]
 
-    def create_args_for_root(
-        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
-    ) -> Any:
+    def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> Any:
         """As ``torch.fx``, but a ``forward`` that is decorated, or could take more inputs than the example has, is
         called as the user would: with the inputs of the example, by name.
         """
         signature, given = inspect.signature(root_fn), dict[str, Any]()
-        more = [
-            name for name, parameter in signature.parameters.items() if parameter.kind.name == "VAR_KEYWORD"
-        ]
+        more = [name for name, parameter in signature.parameters.items() if parameter.kind.name == "VAR_KEYWORD"]
         spare = any(f"**{name}" not in self.inputs for name in more)
         if inspect.unwrap(root_fn) is root_fn and not spare:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
