@@ -24,7 +24,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.elasticity.tracing.copies import named_tensors, shared_names
 from fedtailor.elasticity.tracing.reference import tensors_of
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, require
 
 # The axis of the rank in what peft's layers hold: LoRA, of embeddings, AdaLoRA's singular values; LoHa; LoKr
 RANK_AXES = {
@@ -207,3 +207,25 @@ def _mixed(weights: Weights, pair: Factors) -> Weights:
 def matrices(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Factors as matrices (outputs, rank) and (rank, inputs) in float64; a convolution's kernels are flattened."""
     return up.flatten(1).double(), down.flatten(1).double()
+
+
+def as_peft(module: nn.Module) -> nn.Module:
+    """The same network of peft's, its settings at the ranks that it has: ``save_pretrained`` writes what loads again.
+
+    A piece keeps the factor of the full rank, so alpha shrinks with the rank: 16 / 8 is 4 / 2.
+    """
+    configs = getattr(module, "peft_config", None)
+    require(isinstance(configs, dict), "module", type(module).__name__, "a network that peft has adapted")
+    for adapter, config in (configs or {}).items():
+        ranks, alphas = {}, {}
+        for path, layer in module.named_modules():
+            rank = getattr(layer, "r", {})
+            if isinstance(rank, dict) and adapter in rank and hasattr(layer, "scaling"):
+                by = rank[adapter] ** 0.5 if getattr(config, "use_rslora", False) else rank[adapter]
+                name = path.removeprefix("base_model.model.")
+                ranks[name], alphas[name] = rank[adapter], layer.scaling[adapter] * by
+        largest = max(ranks, key=lambda name: ranks[name])
+        config.r, config.lora_alpha = ranks[largest], alphas[largest]
+        config.rank_pattern = {name: rank for name, rank in ranks.items() if rank != config.r}
+        config.alpha_pattern = {n: alpha for n, alpha in alphas.items() if alpha != config.lora_alpha}
+    return module

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -33,6 +33,8 @@ class Adapters:
     """A folder that transformers' save_pretrained wrote; or a network by name or import path."""
     head: str = "causal-lm"
     """Of a folder: causal-lm, masked-lm, sequence-classification or token-classification."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Of a network by name: its own options."""
     start: str = ""
     """Of a network by name: the .safetensors file or finished run that its frozen weights are read from."""
     rank: int = 8
@@ -74,7 +76,11 @@ def build_adapted(
         network = _of_folder(folder, options.head, num_classes)
     elif options.backbone in model_names() or ":" in options.backbone:
         network = build_model(
-            options.backbone, input_shape=input_shape, num_classes=num_classes, symbols=vocabulary
+            options.backbone,
+            input_shape=input_shape,
+            num_classes=num_classes,
+            symbols=vocabulary,
+            **dict(options.options),
         )
         if options.start:
             load_pretrained(network, read_weights(Path(options.start)), Path(options.start))
