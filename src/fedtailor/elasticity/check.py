@@ -114,9 +114,7 @@ def _graph_differs(model: ElasticModel, weights: Weights, *batches: Batch) -> st
     for batch in batches:
         with torch.no_grad():
             try:
-                theirs = tensors_of(
-                    own.call(own.shell(full), weights, full, map_tensors(batch, torch.clone))
-                )
+                theirs = tensors_of(own.call(own.shell(full), weights, full, map_tensors(batch, torch.clone)))
             except FAILURES:
                 continue
             try:

@@ -60,7 +60,10 @@ def _finding(model: Pieces) -> str:
         gains[group] = replace(groups, fixed=others).elastic_share(model.parameters) - share
     best = sorted((group for group in gains if gains[group] > 0), key=lambda group: -gains[group])[:SHOWN]
     lines = [f"  {group} (+{gains[group]:.1%}): {groups.fixed[group]}" for group in best]
-    head = f"finding: {share:.1%} of the parameters can shrink, less than {GOOD:.0%}. What would raise it, if it could shrink"
+    head = (
+        f"finding: {share:.1%} of the parameters can shrink, less than {GOOD:.0%}. "
+        "What would raise it, if it could shrink"
+    )
     return "\n".join([head, *lines]) if lines else ""
 
 

@@ -102,7 +102,7 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
         raise TraceError(f"{type(module).__name__}: {problem}")
     seconds = traced_at - start, time.monotonic() - traced_at
     model.timing = f"traced in {seconds[0]:.1f} s, checked against the masked full form in {seconds[1]:.1f} s"
-    model.objective = own_objective(module, example, model.objective)
+    model.objective = own_objective(model)
     return model
 
 

@@ -58,7 +58,7 @@ class ObjectiveSettings:
     """What is learnt: the kind of task, or a loss and metrics of one's own."""
 
     task: str = AUTO
-    """classification, multi-label, regression, next-token, causal, token classification or own; auto: told by the shapes."""
+    """classification, multi-label, regression, next-token, causal, token classification, own; auto: by the shapes."""
     loss: str = ""
     """The task's own, or the import path of a function (output, batch) -> mean: my_module:my_loss."""
     metrics: tuple[str, ...] | None = None

@@ -179,7 +179,7 @@ TASKS = {
             losses.cross_entropy, _OF_CLASSES, ("accuracy", "top-5 accuracy"), losses.teach_classes, _classes_problem,
         ),
         LearningTask(
-            "causal", f"the next token after each position of a text that is its own target; {UNLABELLED}: no label", True,
+            "causal", f"the next token at each position of texts, their own targets; {UNLABELLED}: no label", True,
             losses.next_token_cross_entropy,
             {
                 "accuracy": metrics.next_accuracy, "top-5 accuracy": metrics.top_5_next_accuracy,

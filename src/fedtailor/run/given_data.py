@@ -1,6 +1,7 @@
 """Data as users have it: tensors, a data set, a loader, or one of these for each client; made federated data.
 
-(x, y)   {"pixels": x, "label": y}   [{"input_ids": [5, 7], "labels": 1} ...]   TensorDataset   any map-style Dataset   DataLoader   Examples     one part
+(x, y)   {"pixels": x, "label": y}   TensorDataset   any map-style Dataset   DataLoader   Examples     one part
+[{"input_ids": [5, 7], "labels": 1} ...]   examples as collators of transformers take them          one part
 (train, test)   {"train": train, "test": test}                                                   two parts
 [part, part ...]   {"anna": part, "ben": part ...}                                               a part for each client
 {"dataset": any of these, "clients": 50, "partition": "dirichlet" ...}                           with settings of [data]
@@ -321,7 +322,7 @@ def _is_column(value: Any) -> bool:
 
 
 def _is_example(value: Any) -> bool:
-    """Whether something is one example, and not the part of a client: its target is a single number, or its text one."""
+    """Whether something is one example, no part of a client: its target is a single number, or it is a text."""
     if isinstance(value, Mapping):
         if TOKENS in value:
             return np.ndim(value[TOKENS]) == 1

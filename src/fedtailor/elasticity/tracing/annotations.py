@@ -22,7 +22,9 @@ class Annotations:
 
     keep: Sequence[str] = ()  # layers whose channels stay, tensors that stay whole; ``*``: any part of a name
     tie: Sequence[tuple[str, str]] = ()  # pairs of layers whose output channels shrink together
-    heads: str = "auto"  # of channels that are split into heads: their "count" shrinks, or the "dimension" of each
+    heads: str = (
+        "auto"  # of channels that are split into heads: their "count" shrinks, or the "dimension" of each
+    )
 
 
 def annotate(units: Units, annotations: Annotations, module: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Sizes that are attributes of the user's layers: ``self.head_dim``, ``self.split_sizes``, ``self.config.hidden_size``.
 
 In the copy that is recorded they know where they come from (``Counted``), and so does a number in the graph that one of
-them became: ``rules.py`` sees which attribute counts which axis. Pieces of the user's own class then have that attribute
-at the size of the cut, as they have ``out_features`` of a linear layer.
+them became: ``rules.py`` sees which attribute counts which axis. Pieces of the user's own class then have that
+attribute at the size of the cut, as they have ``out_features`` of a linear layer.
 """
 
 from __future__ import annotations

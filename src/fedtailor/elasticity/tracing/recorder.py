@@ -91,7 +91,8 @@ class Recorder(fx.Tracer):
                 raise
             except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError, AttributeError, NameError,
                     AssertionError, ValueError, LookupError) as error:  # fmt: skip
-                raise CannotFollowError(f"{type(error).__name__}: {error}{failing_line(error)}") from error
+                said = (str(error).strip().splitlines() or [""])[0]
+                raise CannotFollowError(f"{type(error).__name__}: {said}{failing_line(error)}") from error
         for node in graph.nodes:
             if node.op != "output":
                 node.meta["value"] = on_meta(self._known(node))
@@ -119,12 +120,16 @@ class Recorder(fx.Tracer):
                     )
                 part.__class__ = watched[kind]
 
-    def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> Any:
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> Any:
         """As ``torch.fx``, but a ``forward`` that is decorated, or could take more inputs than the example has, is
         called as the user would: with the inputs of the example, by name.
         """
         signature, given = inspect.signature(root_fn), dict[str, Any]()
-        more = [name for name, parameter in signature.parameters.items() if parameter.kind.name == "VAR_KEYWORD"]
+        more = [
+            name for name, parameter in signature.parameters.items() if parameter.kind.name == "VAR_KEYWORD"
+        ]
         spare = any(f"**{name}" not in self.inputs for name in more)
         if inspect.unwrap(root_fn) is root_fn and not spare:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
@@ -132,7 +137,7 @@ class Recorder(fx.Tracer):
             star = "**" if parameter.kind is inspect.Parameter.VAR_KEYWORD else ""
             if star + name in self.inputs:
                 value = self._proxy_placeholder(star + name, None, signature, root_fn)
-                given.update({key: value[key] for key in value.keys()} if star else {name: value})
+                given.update({key: value[key] for key in value.known} if star else {name: value})
         return lambda root: root_fn(root, **given), [self.root]
 
     def is_leaf_module(self, m: nn.Module, _path: str) -> bool:

@@ -55,7 +55,9 @@ class Reference:
         for node in self.recording.network.graph.nodes:
             if node.op == "output":
                 return [
-                    v for v in tree_leaves(fx.node.map_arg(node.args, self._gathered)) if isinstance(v, Tensor)
+                    v
+                    for v in tree_leaves(fx.node.map_arg(node.args, self._gathered))
+                    if isinstance(v, Tensor)
                 ]
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None

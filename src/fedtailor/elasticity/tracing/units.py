@@ -151,7 +151,7 @@ def solve(units: Units, shapes: Mapping[str, tuple[int, ...]], tied_names: dict[
 
 
 def _attribute_sizes(units: Units, arrangement: Arrangement) -> dict[Size, None]:
-    """The sizes that attributes of the user's layers must have: one each, unless the code uses it for different axes."""
+    """The sizes that attributes of the user's layers must have: one each, unless code uses one for several axes."""
     return {
         Size(layer, attribute, arrangement.extent(numbers, len(numbers), f"{layer}.{attribute}"), index): None
         for (layer, attribute, index), uses in units.counted.items()

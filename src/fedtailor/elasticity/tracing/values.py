@@ -1,4 +1,4 @@
-"""Values of a module that is being recorded: they stand where tensors, sizes and tuples would, and write down their use.
+"""Values of a module that is being recorded: they stand where tensors, sizes, tuples would, and write down their use.
 
 ``recorder.py`` makes them, one for every node of its graph, and knows what each of them is for the example.
 """
