@@ -94,7 +94,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"costing"},
         {"explain"},
         {"model"},
-        {"check"},
+        {"check", "own_loss"},
         {"adapters"},
         {"front_door"},
     ],

@@ -123,7 +123,7 @@ def _of_ranks(
     problem = adapters.disagreement(model, _first(example, EXAMPLES))
     if problem:
         raise TraceError(f"{type(module).__name__}: the check of the adapters' ranks failed: {problem}")
-    model.objective = own_objective(module, example, model.objective)
+    model.objective = own_objective(model)
     return model
 
 
