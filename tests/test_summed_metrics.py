@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from fedtailor.client.evaluate import mean_score, measured
 from fedtailor.data.batches import batch_size
 from fedtailor.errors import FedtailorError
-from fedtailor.objective import Objective
+from fedtailor.objective import TASKS, Objective
 from fedtailor.record import less_is_better
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -78,6 +79,12 @@ def test_names_that_are_used_elsewhere_mean_the_same():
     assert not less_is_better("macro F1")
     with pytest.raises(FedtailorError, match=r"unknown metric of regression \(objective.metrics\) 'F1'"):
         Objective.of("regression", metrics=["F1"])
+
+
+def test_every_metric_by_name_reaches_worker_processes():
+    for task in TASKS.values():
+        for metric in task.metrics.values():
+            assert pickle.loads(pickle.dumps(metric)) == metric
 
 
 def test_a_huge_loss_is_a_huge_perplexity_and_no_error():

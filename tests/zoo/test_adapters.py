@@ -118,47 +118,35 @@ def test_friends_of_lora_have_ranks_too(kind):
     assert set(model.groups.counts.values()) == {8}
 
 
-def features(count: int = 30) -> list[dict[str, Any]]:
-    """Texts of different lengths, as a tokeniser hands them out."""
-    found = []
-    for number in range(count):
-        length = 3 + number % 5
-        ids = [1 + (number * 7 + place) % (SYMBOLS - 1) for place in range(length)]
-        found.append({"input_ids": ids, "attention_mask": [1] * length})
-    return found
+def tokeniser() -> Any:
+    """Of numbers in words, made here: nothing is downloaded."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"[PAD]": 0, "[UNK]": 1, **{str(number): number for number in range(2, SYMBOLS)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
 
 
-class Padding:
-    """What collators ask of a tokeniser."""
-
-    padding_side, pad_token_id, model_input_names, deprecation_warnings = (
-        "right",
-        0,
-        ["input_ids"],
-        dict[str, bool](),
-    )
-
-    def pad(self, features: Any, **_options: Any) -> Any:
-        longest = max(len(each["input_ids"]) for each in features)
-        filled = {
-            key: torch.tensor([each[key] + [0] * (longest - len(each[key])) for each in features])
-            for key in ("input_ids", "attention_mask")
-        }
-        return transformers.BatchEncoding(filled)
+def collated(count: int = 30) -> Any:
+    """Texts of different lengths, padded, with labels that are the text and -100 where there is none."""
+    tokenise = tokeniser()
+    texts = [" ".join(str(2 + (n * 7 + place) % 38) for place in range(3 + n % 5)) for n in range(count)]
+    collate = transformers.DataCollatorForLanguageModeling(tokenise, mlm=False)
+    return collate([tokenise(text, return_token_type_ids=False) for text in texts])
 
 
 def test_a_batch_as_the_collator_makes_it_trains_by_the_models_own_loss(tmp_path):
-    batch = Padding().pad(features())
+    batch = collated()
     assert isinstance(batch, transformers.BatchEncoding)
-    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)  # as for language modelling
-    data = {**batch, "labels": labels}
+    assert bool((batch["labels"] == -100).any())
     run = fedtailor.train(
-        lora(llama(), ["q_proj", "v_proj", "up_proj"]), {"dataset": data, "clients": 5, "min_examples": 2}, TIERS,
+        lora(llama(), ["q_proj", "v_proj", "up_proj"]), {"dataset": batch, "clients": 5, "min_examples": 2}, TIERS,
         "hetlora", rounds=3, clients_per_round=4, training={"lr": 0.5, "batch_size": 4, "epochs": 3},
         metrics=["accuracy"], engine={"workers": 0}, folder=tmp_path / "run",
     )  # fmt: skip
     assert run.model.learning_task.name == "causal"
-    before = run.model.module(**data).loss.item()
+    before = run.model.module(**batch).loss.item()
     assert run.tiers["rank 8"]["loss"] < before
     spent = {tier: each for record in run.history for tier, each in record.by_tier.items()}
     small, large = (spent[tier].bytes_down // spent[tier].asked for tier in ("rank 2", "rank 8"))
@@ -230,3 +218,17 @@ def test_small_ranks_are_saved_as_peft_wants_them(tmp_path: Path):
     torch.testing.assert_close(again(input_ids=ids).logits, small(input_ids=ids).logits)
     assert small.peft_config["default"].r == 2
     assert small.peft_config["default"].lora_alpha == 4
+
+
+def test_the_page_about_adapters_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import re
+
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/adapters.md", "exec"), names)
+    perplexity = [names["run"].tiers[tier]["perplexity"] for tier in ("phone", "tablet", "laptop")]
+    assert max(perplexity) < 29, "thirty symbols of which nothing is known have 30"
+    assert names["phone"].peft_config["default"].r == 2
+    assert (tmp_path / "phone" / "adapter_model.safetensors").is_file()

@@ -56,7 +56,7 @@ def worked_out(means: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[s
 # Perplexity
 
 
-def _bits(output: Tensor, target: Tensor) -> dict[str, float]:
+def _surprise(output: Tensor, target: Tensor) -> dict[str, float]:
     labelled = int((target != UNLABELLED).sum())
     scores, classes = output.reshape(-1, output.shape[-1]).double(), target.reshape(-1)
     return {"surprise": float(F.cross_entropy(scores, classes, reduction="sum")), "tokens": float(labelled)}
@@ -68,8 +68,15 @@ def _perplexity(sums: Sums) -> float:
     return math.exp(min(mean, BEYOND))
 
 
-perplexity = Summed(lambda output, batch: _bits(output, target_of(batch)), _perplexity)
-next_perplexity = Summed(lambda output, batch: _bits(output[:, :-1], target_of(batch)[:, 1:]), _perplexity)
+def _of_positions(output: Tensor, batch: Batch) -> dict[str, float]:
+    return _surprise(output, target_of(batch))
+
+
+def _of_next(output: Tensor, batch: Batch) -> dict[str, float]:
+    return _surprise(output[:, :-1], target_of(batch)[:, 1:])
+
+
+perplexity, next_perplexity = Summed(_of_positions, _perplexity), Summed(_of_next, _perplexity)
 
 
 # F1
