@@ -49,7 +49,7 @@ fuzz: $(VENV)/.development
 ZOO := .venv-zoo
 $(ZOO)/.installed: pyproject.toml constraints.txt
 	test -x $(ZOO)/bin/python || $(PYTHON) -m venv $(ZOO)
-	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . hypothesis pillow pytest pytest-xdist transformers
+	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . hypothesis pillow peft pytest pytest-xdist transformers
 	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps timm torchvision
 	touch $@
 

@@ -31,9 +31,12 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.storage.run_folder import WEIGHTS
+from odd_networks import adapted
 
 CLASSES = 4
 SIDE = 4  # pixels of the images
+
+LOW_RANK = ("flexlora", "hetlora")  # methods that train adapters, and no other network
 
 # The tensors of ``tiny_cnn`` by their place in the Sequential.
 CONV1, NORM1, CONV2, NORM2, LINEAR = "0", "1", "4", "5", "8"
@@ -66,6 +69,18 @@ def tiny_mlp(hidden: int = 8, classes: int = CLASSES, inputs: int = 5, seed: int
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def tiny_adapted(seed: int = 0) -> nn.Module:
+    """A frozen layer with a low-rank one beside it, behind a batch norm: its rank of 4 is all that shrinks."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return adapted((1, SIDE, SIDE), CLASSES)
+
+
+@cache
+def adapted_model() -> ElasticModel:
+    return elastic(tiny_adapted(), images(2).take(torch.arange(2)))
 
 
 def images(count: int, classes: int = CLASSES, seed: int = 1) -> Examples:

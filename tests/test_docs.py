@@ -98,6 +98,7 @@ GIVEN = {
     """,
 }
 NEEDS_LONG_RUNS = {
+    "adapters.md",  # needs an extra: run by tests/zoo
     "methods/flanc.md",
     "methods/apfl.md",
 }  # what they read off runs of an hour is tested with the methods

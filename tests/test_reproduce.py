@@ -74,6 +74,13 @@ def test_perplexity(script, tmp_path):
     assert list(figures(script, tmp_path, "shakespeare", method)["perplexity"]) == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("script", ["adapters"], indirect=True)
+def test_traffic_by_rank(script, tmp_path):
+    found = figures(script, tmp_path, "shakespeare", "fedavg:width=1/4", "objective.task=auto")
+    assert set(found["traffic"]) <= {"rank 2", "rank 4", "rank 8"}
+    assert len({tuple(each) for each in found["traffic"].values()}) == 1  # one network for all
+
+
 @pytest.mark.parametrize("script", ["flanc"], indirect=True)
 def test_how_orthogonal_bases_are(script, tmp_path):
     found = figures(script, tmp_path, "fashion-static-iid", "flanc")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedtailor.client.local_training import LocalTraining as LocalTraining
     from fedtailor.data.federated import FederatedData as FederatedData
+    from fedtailor.elasticity.adapters import as_peft as as_peft
     from fedtailor.elasticity.costing.budget import Budget as Budget
     from fedtailor.elasticity.front_door import elastic as elastic
     from fedtailor.elasticity.tracing.rules import function_rule as function_rule
@@ -34,6 +35,7 @@ _HOMES = {
     "Method": "fedtailor.method",
     "Objective": "fedtailor.objective",
     "Run": "fedtailor.run.result",
+    "as_peft": "fedtailor.elasticity.adapters",
     "compare": "fedtailor.sweep.interface",
     "elastic": "fedtailor.elasticity.front_door",
     "function_rule": "fedtailor.elasticity.tracing.rules",

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from test_every_method import DATA, FLEET, METHODS_SEEN, MODEL, SMALLEST, smallest
+from test_every_method import DATA, FLEET, METHODS_SEEN, SMALLEST, model_of, smallest
 
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.workers.pool import WorkerPool
@@ -29,7 +30,7 @@ from fedtailor.record import Row
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from helpers import differing, setup_of, slow_if
+from helpers import LOW_RANK, differing, setup_of, slow_if
 from odd_methods import As, Several
 
 every_method = pytest.mark.parametrize("name", method_names())
@@ -41,25 +42,39 @@ def test_every_registered_method_is_covered():
     assert len(method_names()) == METHODS_SEEN
 
 
+class Pools:
+    """Pools of one and of two workers for each network, started when they are first asked for."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack, self._pools = stack, dict[tuple[int, bool], WorkerPool]()
+
+    def of(self, name: str, workers: int) -> WorkerPool:
+        key = (workers, name in LOW_RANK)
+        if key not in self._pools:
+            served = {each: smallest(each) for each in method_names() if (each in LOW_RANK) == key[1]}
+            pool = WorkerPool(Several(methods=served), model_of(name), DATA, workers)
+            self._pools[key] = self._stack.enter_context(pool)
+            pool.start()
+        return self._pools[key]
+
+
 @pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, WorkerPool]]:
-    method = Several(methods={name: smallest(name) for name in method_names()})
-    with WorkerPool(method, MODEL, DATA, 1) as one, WorkerPool(method, MODEL, DATA, 2) as two:
-        two.start()
-        yield {1: one, 2: two}
+def pools() -> Iterator[Pools]:
+    with ExitStack() as stack:
+        yield Pools(stack)
 
 
 def rounds(
     name: str, engine: Any, until: int = ROUNDS, start: Checkpoint | None = None
 ) -> tuple[Checkpoint, list[Row]]:
     rows: list[Row] = []
-    setup = setup_of(smallest(name), MODEL, DATA, FLEET, RoundSettings(until, 3, 2))
+    setup = setup_of(smallest(name), model_of(name), DATA, FLEET, RoundSettings(until, 3, 2))
     return run_rounds(setup, engine, lambda record, _at: rows.append(record.as_row()), start), rows
 
 
 @cache
 def reference(name: str) -> tuple[Checkpoint, list[Row]]:
-    return rounds(name, InProcess(smallest(name), MODEL, DATA))
+    return rounds(name, InProcess(smallest(name), model_of(name), DATA))
 
 
 def assert_same(one: tuple[Checkpoint, list[Row]], other: tuple[Checkpoint, list[Row]]) -> None:
@@ -74,7 +89,7 @@ def assert_same(one: tuple[Checkpoint, list[Row]], other: tuple[Checkpoint, list
 @every_method
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_give_the_bits_of_one_process(name, workers, pools):
-    assert_same(reference(name), rounds(name, As(pools[workers], name)))
+    assert_same(reference(name), rounds(name, As(pools.of(name, workers), name)))
 
 
 def saved(at: Checkpoint) -> Checkpoint:
@@ -84,9 +99,12 @@ def saved(at: Checkpoint) -> Checkpoint:
 @every_method
 def test_interrupted_and_resumed_on_another_engine(name, pools):
     """One worker, then two, then none: what a run goes on with does not matter either."""
-    first, start = rounds(name, As(pools[1], name), 2)[1], saved(rounds(name, As(pools[1], name), 2)[0])
-    second, rows = rounds(name, As(pools[2], name), 3, start)
-    third, last = rounds(name, InProcess(smallest(name), MODEL, DATA), ROUNDS, saved(second))
+    first, start = (
+        rounds(name, As(pools.of(name, 1), name), 2)[1],
+        saved(rounds(name, As(pools.of(name, 1), name), 2)[0]),
+    )
+    second, rows = rounds(name, As(pools.of(name, 2), name), 3, start)
+    third, last = rounds(name, InProcess(smallest(name), model_of(name), DATA), ROUNDS, saved(second))
     # Round 3 was the last one of its part, so it was evaluated; the whole run evaluates rounds 2 and 4.
     whole, lines = reference(name)
     assert differing(whole.state.weights, third.state.weights) == set()
@@ -98,13 +116,13 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
 
 LIKE_OTHERS = (
     "fjord", "flanc", "ofa-fl",
-    "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "splitmix", "uniprob",
+    "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "flexlora", "splitmix", "uniprob",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [slow_if(name, *LIKE_OTHERS) for name in method_names()])
 def test_a_worker_killed_in_the_middle_changes_nothing(name, pools):
-    engine = Killing(As(pools[2], name), pools[2])
+    engine = Killing(As(pools.of(name, 2), name), pools.of(name, 2))
     assert_same(reference(name), rounds(name, engine))
     assert engine.killed == 1
 
@@ -128,6 +146,8 @@ class Killing:
 
 # Real runs, with folders and processes of their own
 
+NETWORKS = Path(__file__).parents[1] / "odd_networks.py"
+
 CONFIG = """
 name = "run"
 rounds = {rounds}
@@ -138,8 +158,7 @@ threads = 1
 dataset = "digits"
 clients = 8
 [model]
-name = "cnn"
-channels = [8, 16]
+{network}
 [fleet]
 name = "uniform-2"
 [method]
@@ -162,7 +181,10 @@ def write_config(folder: Path, method: str, workers: int, rounds: int = 8) -> Pa
     plain = {key: value for key, value in SMALLEST[method].items() if not isinstance(value, dict)}
     settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain.items())
     path = folder / "config.toml"
-    path.write_text(CONFIG.format(method=method, settings=settings, workers=workers, rounds=rounds))
+    network = f'name = "{NETWORKS}:adapted"' if method in LOW_RANK else 'name = "cnn"\nchannels = [8, 16]'
+    path.write_text(
+        CONFIG.format(method=method, settings=settings, network=network, workers=workers, rounds=rounds)
+    )
     return path
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedtailor.client.local_training import LocalTraining
+from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import FOR_ANY_METHOD
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
@@ -24,7 +25,9 @@ from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_card, method_names
 from fedtailor.server.evaluation import evaluate_tiers
 from helpers import (
+    LOW_RANK,
     Result,
+    adapted_model,
     bits,
     cnn_model,
     differing,
@@ -49,12 +52,17 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "fjord": {},
     "flado": {"sketch": 64},
     "flanc": {"widths": [0.5, 1]},
+    "flexlora": {},
     "heterofl": {},
+    "hetlora": {},
     "ofa-fl": {"ratios": (1, "1/5"), "trigger": "schedule", "first": 0},
     "splitmix": {"base": 0.5},
     "uniprob": {},
 }
-METHODS_SEEN = 15
+METHODS_SEEN = 17
+
+# Tensors that a merge makes anew as a whole, because of what was sent the product alone is merged.
+REMADE = {"flexlora": {"2.up.weight", "2.down.weight"}}
 
 # How many clients the rounds ask, where a method has stages (warm-up, search ...) of which two rounds do not show all.
 COHORTS: dict[str, list[int]] = {"apfl": [2, 3, 1, 3, 3], "fedcs": [2, 2, 2]}
@@ -88,8 +96,14 @@ def smallest(name: str) -> Method:
 
 
 MODEL = cnn_model()
-MODULE = snapshot(MODEL.weights())  # before any run
+ADAPTED = adapted_model()
+MODULES = {id(model): snapshot(model.weights()) for model in (MODEL, ADAPTED)}  # before any run
 DATA = image_data((6, 5, 7, 4))
+
+
+def model_of(name: str) -> ElasticModel:
+    """What a method is tested on: a small convolutional network, or an adapted one."""
+    return ADAPTED if name in LOW_RANK else MODEL
 
 
 def cohorts(name: str) -> list[int]:
@@ -99,7 +113,7 @@ def cohorts(name: str) -> list[int]:
 def few_rounds(method: Method, seed: int = 0, **settings: Any) -> Result:
     """Two rounds, or as many as a method needs to show all of its stages."""
     rounds = len(cohorts(method.name))
-    return run(method, MODEL, DATA, FLEET, rounds=rounds, cohort=3, seed=seed, **settings)
+    return run(method, model_of(method.name), DATA, FLEET, rounds=rounds, cohort=3, seed=seed, **settings)
 
 
 @cache
@@ -120,7 +134,7 @@ def test_a_few_rounds_run_and_nobody_is_refused(name):
     assert [record.cohort.refused for record in result.records] == [{} for _ in cohorts(name)]
     assert sum(task.action in ("train", "warm-up") for task, _ in seen) == TRAINED.get(name, 6)
     assert result.records[-1].tiers.keys() == {"0.5", "1"}
-    assert differing(result.state.weights, smallest(name).init(MODEL).weights) != set()
+    assert differing(result.state.weights, smallest(name).init(model_of(name)).weights) != set()
     assert all(bool(value.isfinite().all()) for value in result.state.weights.values())
 
 
@@ -180,18 +194,18 @@ def test_the_order_in_which_clients_work_and_answer_does_not_matter(name):
 def test_only_coordinates_that_a_client_sent_change(name):
     seen: list[tuple[Task, Update | Refused]] = []
     method = smallest(name)
-    before = method.init(MODEL).weights
+    before = method.init(model_of(name)).weights
     after = run(
-        method, MODEL, DATA, FLEET, rounds=1, cohort=2, engine=lambda e: Watching(e, seen)
+        method, model_of(name), DATA, FLEET, rounds=1, cohort=2, engine=lambda e: Watching(e, seen)
     ).state.weights
     updates = [answer for _, answer in seen if isinstance(answer, Update)]
     sent = {tensor for update in updates for tensor in update.patch.values}
     assert differing(before, after) <= sent
-    for tensor in differing(before, after) & set(MODEL.weights()):
+    for tensor in (differing(before, after) - REMADE.get(name, set())) & set(model_of(name).weights()):
         held = torch.zeros_like(before[tensor], dtype=torch.bool)
         for update in updates:
             if tensor in update.patch.values:
-                held |= held_mask(MODEL, update.patch.cut, tensor)
+                held |= held_mask(model_of(name), update.patch.cut, tensor)
         assert bits(before[tensor][~held]) == bits(after[tensor][~held]), tensor
 
 
@@ -211,7 +225,7 @@ def test_clients_send_no_more_than_they_were_leased(name):
 
 @every_method
 def test_types_and_shapes_of_the_state_never_change(name):
-    before, after = smallest(name).init(MODEL).weights, reference(name)[0].state.weights
+    before, after = smallest(name).init(model_of(name)).weights, reference(name)[0].state.weights
     assert set(before) <= set(after)
     for tensor, value in before.items():
         assert (after[tensor].dtype, after[tensor].shape) == (value.dtype, value.shape), tensor
@@ -220,16 +234,16 @@ def test_types_and_shapes_of_the_state_never_change(name):
 @every_method
 def test_neither_the_module_nor_the_old_state_is_written_to(name):
     method = smallest(name)
-    state = method.init(MODEL)
+    state = method.init(model_of(name))
     start = snapshot(state.weights)
     updates = [
         answer
         for task, answer in reference(name)[1]
         if task.round == 0 and task.action in ("train", "warm-up")
     ]
-    method.merge(state, updates, MODEL)
+    method.merge(state, updates, model_of(name))
     assert snapshot(state.weights) == start
-    assert snapshot(MODEL.weights()) == MODULE
+    assert snapshot(model_of(name).weights()) == MODULES[id(model_of(name))]
 
 
 @every_method
@@ -237,7 +251,7 @@ def test_evaluation_does_not_change_the_state(name):
     method, state = smallest(name), reference(name)[0].state
     before = snapshot(state.weights)
     tiers = fleet_by_name(FLEET).tiers
-    setup = setup_of(method, MODEL, DATA, FLEET)
+    setup = setup_of(method, model_of(name), DATA, FLEET)
     first = evaluate_tiers(setup, state, tiers).tiers
     assert first == evaluate_tiers(setup, state, tiers).tiers
     if method.norm != "local":  # there the record says what clients measured themselves
@@ -255,12 +269,14 @@ def test_a_normalisation_policy_works_or_is_refused_at_once(name, policy):
             get_method(name)(**settings)
         return
     method = get_method(name)(**settings)
-    one, two = (run(method, MODEL, DATA, FLEET, rounds=rounds, cohort=4).state.weights for rounds in (1, 2))
+    one, two = (
+        run(method, model_of(name), DATA, FLEET, rounds=rounds, cohort=4).state.weights for rounds in (1, 2)
+    )
     assert set(one) == set(two)  # the state does not grow with the rounds
-    means = [tensor for tensor in MODEL.weights() if tensor.endswith("running_mean")]
-    state = dataclasses.replace(method.init(MODEL), weights=two)
+    means = [tensor for tensor in model_of(name).weights() if tensor.endswith("running_mean")]
+    state = dataclasses.replace(method.init(model_of(name)), weights=two)
     for tier in fleet_by_name(FLEET).tiers:
-        for patch in method.deploy(state, tier.budget, MODEL).patches:
+        for patch in method.deploy(state, tier.budget, model_of(name)).patches:
             untouched = [
                 tensor for tensor in means if not bool(patch.values[tensor].any())
             ]  # they start at zero
@@ -270,8 +286,8 @@ def test_a_normalisation_policy_works_or_is_refused_at_once(name, policy):
 @every_method
 def test_an_empty_round_changes_the_round_alone(name):
     method = smallest(name)
-    state = method.init(MODEL)
-    after = method.merge(state, [], MODEL)
+    state = method.init(model_of(name))
+    after = method.merge(state, [], model_of(name))
     assert after.round == state.round + 1
     assert differing(after.weights, state.weights) == set()
 
@@ -280,10 +296,10 @@ def test_an_empty_round_changes_the_round_alone(name):
 def test_what_is_deployed_runs_by_itself(name):
     method, state = smallest(name), reference(name)[0].state
     for tier in fleet_by_name(FLEET).tiers:
-        patches = method.deploy(state, tier.budget, MODEL).patches
+        patches = method.deploy(state, tier.budget, model_of(name)).patches
         assert patches
         for patch in patches:
-            module = MODEL.build(patch).eval()
+            module = model_of(name).build(patch).eval()
             output = module(DATA.test.take(torch.arange(3))[0])
             assert output.shape == (3, 4)
             assert bool(output.isfinite().all())

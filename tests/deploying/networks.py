@@ -11,6 +11,7 @@ from torch import nn
 import fedtailor
 from fedtailor.data import Examples, FederatedData, ImagePreparation
 from fedtailor.models import build_model
+from odd_networks import adapted
 
 PIXELS = ImagePreparation(mean=(0.4,), std=(0.2,))
 
@@ -40,6 +41,10 @@ def lstm() -> nn.Module:
 
 def vit() -> nn.Module:
     return build_model("vit", input_shape=(1, 8, 8), num_classes=CLASSES, embedding=16, hidden=24, depth=1)
+
+
+def with_adapter() -> nn.Module:
+    return adapted((1, 8, 8), CLASSES)
 
 
 BUILDERS: dict[str, Any] = {
@@ -75,6 +80,6 @@ def finished(name: str, method: Any = "fjord", fleet: Any = "uniform-2", **setti
     """One round over four clients: weights that are nobody's start, norms that have seen data."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = {**BUILDERS, "wide": wide}[name]()
+        module = {**BUILDERS, "wide": wide, "adapted": with_adapter}[name]()
     options = {"rounds": 1, "clients_per_round": 4, "engine": {"workers": 0}, "progress": False, **settings}
     return fedtailor.train(module, data_for(name), fleet, method, **options)

@@ -22,6 +22,7 @@ from fedtailor.deploying.wanted import Wanted
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.methods.registry import method_names
+from helpers import LOW_RANK
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -69,7 +70,12 @@ def differences(cases: list[Case], folder: Path) -> list[float]:
     found: dict[str, float] = {}
     for meets in (False, True):
         here = [case for case, needed in zip(cases, with_class, strict=True) if needed == meets]
-        paths = [str(EXAMPLES), str(HERE), *([str(Path(fedtailor.__file__).parents[1])] if meets else [])]
+        paths = [
+            str(EXAMPLES),
+            str(HERE),
+            str(HERE.parent),
+            *([str(Path(fedtailor.__file__).parents[1])] if meets else []),
+        ]
         asked = {"path": paths, "without_fedtailor": not meets, "cases": here}
         (folder / "asked.json").write_text(json.dumps(asked))
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -83,6 +89,7 @@ def differences(cases: list[Case], folder: Path) -> list[float]:
 
 MODELS: dict[str, Any] = {
     "bert": ["plain_encoder", "Encoder", {}],
+    "adapted": ["odd_networks", "adapted", {"input_shape": [1, 8, 8], "num_classes": 4}],
     "cnn": [
         "fedtailor.models",
         "build_model",
@@ -141,15 +148,16 @@ def test_every_method_deploys_to_every_format(method, tmp_path_factory):
         groups = finished("cnn").model.groups
         sizes = {group: groups.counts[group] // 2 for group in groups.elastic}
         options = {"architectures": {str(client): sizes for client in range(4)}}
+    kind = "adapted" if method in LOW_RANK else "cnn"
     run = finished(
-        "cnn", {"name": method, **options}, "uniform-4" if method == "splitmix" else "uniform-2", rounds=3
+        kind, {"name": method, **options}, "uniform-4" if method == "splitmix" else "uniform-2", rounds=3
     )
     budget, own = run.fleet.tiers[-2].budget, run.method.policy.kept_by_clients
     wanted = Wanted(client=0, formats=ALL) if own else Wanted(budget, formats=ALL)
     folder = tmp_path_factory.mktemp(method)
     (entry,) = deploy(run, wanted, folder / "bundle").networks
     network = network_for(run, "x", client=0) if own else network_for(run, "x", budget)
-    DEPLOYED[method] = cases_of(network, entry, folder, MODELS["cnn"])
+    DEPLOYED[method] = cases_of(network, entry, folder, MODELS[kind])
     print(
         f"\n{method}, {len(network.patches)} member(s), {'client 0' if own else budget}: in this process",
         end=" ",

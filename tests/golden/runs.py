@@ -17,7 +17,8 @@ import fedtailor
 from fedtailor.methods.registry import get_method
 from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
-from helpers import bits
+from helpers import LOW_RANK, bits
+from odd_networks import adapted
 
 ROUNDS = 4
 
@@ -40,8 +41,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "flado": ("flado", {"sketch": 64, "alignment_share": 0.2}),
     "flado-score": ("flado", {"sketch": 64, "alignment_share": 0.2, "estimator": "score"}),
     "flanc": ("flanc", {"widths": "uniform-5"}),
+    "flexlora": ("flexlora", {}),
     "flanc-two-step": ("flanc", {"widths": "uniform-5", "form": "two_step", "biases": False}),
     "heterofl": ("heterofl", {}),
+    "hetlora": ("hetlora", {}),
     "heterofl-averaged": ("heterofl", {"norm": "averaged", "align": 4}),
     "heterofl-per-width": ("heterofl", {"norm": "per_width", "label_rows": False}),
     "ofa-fl": ("ofa-fl", {"ratios": (1, "1/2", "1/40"), "trigger": "schedule", "first": 1, "every": 1}),
@@ -55,10 +58,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 NETWORKS = ("norm", "plain")
 
 
-def network(kind: str) -> nn.Module:
-    """With batch norm, or without any normalisation."""
+def network(kind: str, method: str) -> nn.Module:
+    """With batch norm, or without any normalisation; an adapted one where a method trains no other."""
     with Seeds(7).scope("golden network"):
         normed = kind == "norm"
+        if method in LOW_RANK:
+            return adapted((1, 8, 8), 10, rank=10, norm=normed)
         return nn.Sequential(
             nn.Conv2d(1, 10, 3, padding=1),
             nn.BatchNorm2d(10) if normed else nn.Identity(),
@@ -106,7 +111,7 @@ def golden_run(name: str, kind: str) -> Outcome:
     """Four rounds on digits, in process, with a fleet of five tiers."""
     method, settings = RUNS[name]
     run = fedtailor.train(
-        network(kind), "digits", "uniform-5", get_method(method)(**settings),
+        network(kind, method), "digits", "uniform-5", get_method(method)(**settings),
         rounds=ROUNDS, clients_per_round=EVERYONE if method == "apfl" else 5, evaluate_every=2,
         seed=3, engine={"workers": 0},
         training={"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 16},

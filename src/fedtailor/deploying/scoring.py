@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from fedtailor.client.evaluate import EVALUATION_BATCH, mean_score
+from fedtailor.client.evaluate import EVALUATION_BATCH, mean_score, measured
 from fedtailor.data.batches import Batch, Examples, batch_size, target_of
 from fedtailor.deploying.formats.base import Program
 from fedtailor.deploying.inputs import Inputs
@@ -55,8 +55,7 @@ def score(program: Program, examples: Examples, meaning: Meaning) -> Score:
     for rows in torch.arange(len(examples)).split(EVALUATION_BATCH):
         batch = examples.take(rows)
         output = meaning.output(program(Inputs.of(batch)))
-        values = {name: float(metric(output, batch)) for name, metric in meaning.metrics.items()}
-        found.append((batch_size(batch), values))
+        found.append((batch_size(batch), measured(meaning.metrics, output, batch)))
         if meaning.task is TASKS["classification"] and isinstance(output, Tensor) and output.dim() == 2:
             _count(right, output, batch)
     names = dict(enumerate(meaning.labels))
@@ -65,7 +64,7 @@ def score(program: Program, examples: Examples, meaning: Meaning) -> Score:
         for label, (good, count) in sorted(right.items())
         if len(right) <= MOST_CLASSES
     }
-    return Score(len(examples), mean_score(found), classes)
+    return Score(len(examples), mean_score(found, meaning.metrics), classes)
 
 
 def _count(right: dict[int, list[int]], output: Tensor, batch: Batch) -> None:

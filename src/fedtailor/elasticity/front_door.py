@@ -10,6 +10,7 @@ from math import ceil, gcd
 from torch import nn
 
 from fedtailor.data.batches import Batch, batch_size, inputs_of, map_tensors
+from fedtailor.elasticity import adapters
 from fedtailor.elasticity.check import disagreement
 from fedtailor.elasticity.groups import ChannelGroups, Constraint, Size
 from fedtailor.elasticity.model import ElasticModel
@@ -84,6 +85,8 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
     in, and where it cannot (its structure depends on the batch), the channels with literal sizes stay whole.
     """
     _refuse_no_numbers(example)
+    if places := adapters.rank_places(module):
+        return _of_ranks(module, example, objective, wishes, places)
     start = time.monotonic()
     batch, traced = _trace(module, example, wishes)
     traced_at = time.monotonic()
@@ -100,6 +103,27 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
         raise TraceError(f"{type(module).__name__}: {problem}")
     seconds = traced_at - start, time.monotonic() - traced_at
     model.timing = f"traced in {seconds[0]:.1f} s, checked against the masked full form in {seconds[1]:.1f} s"
+    model.objective = own_objective(model)
+    return model
+
+
+def _of_ranks(
+    module: nn.Module,
+    example: Batch,
+    objective: Objective | None,
+    wishes: Wishes,
+    places: Sequence[adapters.Place],
+) -> ElasticModel:
+    """The ranks of adapters are all that shrinks: no forward is traced, and the check alone runs it."""
+    require(not wishes.tie, "tie", wishes.tie, "nothing beside adapters, whose ranks are groups of their own")
+    groups = _constrained(adapters.rank_groups(module, places, wishes.keep), wishes)
+    if not groups.elastic:
+        raise FedtailorError(f"nothing in {type(module).__name__} can shrink ({_reasons(groups)})")
+    remark = "the ranks of adapters shrink and nothing else does: forward was checked, not traced"
+    model = ElasticModel(module, groups, example, objective, remarks=[remark])
+    problem = adapters.disagreement(model, _first(example, EXAMPLES))
+    if problem:
+        raise TraceError(f"{type(module).__name__}: the check of the adapters' ranks failed: {problem}")
     model.objective = own_objective(model)
     return model
 

@@ -64,7 +64,7 @@ class Size:
     layer: str
     attribute: str
     extent: Extent
-    index: int | None = None  # for tuple attributes (``normalized_shape``): which entry
+    index: int | str | None = None  # of a tuple (``normalized_shape``) or a dict (``r`` of peft): which entry
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtailor.data.batches import Batch, inputs_of, target_key, target_of
@@ -27,13 +27,19 @@ TOLERANCE = 1e-4  # between a loss and another way to compute it
 UNFIT = (RuntimeError, ValueError, IndexError)
 
 
+def _takes(module: nn.Module, key: str) -> bool:
+    """Whether a module can be given the targets; peft's wrapping hands on whatever the network inside takes."""
+    inside = module.get_base_model() if hasattr(module, "get_base_model") else module
+    return key in inspect.signature(type(inside).forward).parameters
+
+
 def own_objective(model: Pieces) -> Objective:
     """The objective of a module that has a loss of its own; the given one if the user said what is learnt."""
     given, example, module = model.objective, model.example, model.module
     if given.task is not None or given.loss is not cross_entropy or not isinstance(example, dict):
         return given
     key = target_key(example)
-    if key not in inspect.signature(type(module).forward).parameters:
+    if not _takes(module, key):
         return given
     kwargs = copied({**inputs_of(example)[1], key: target_of(example)})
     shell = weightless(module).eval()

@@ -25,8 +25,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_pretrained(module: nn.Module, found: Mapping[str, Tensor], path: Path) -> None:
-    """Set all values of ``module`` to those of their names that were found at ``path``; others are left alone."""
+    """Set all values of ``module`` to those of their names that were found at ``path``; others are left alone.
+
+    What is frozen may be missing, all of it: a run does not save what it does not train.
+    """
     wanted = module.state_dict(keep_vars=True)
+    frozen = {name for name, _ in module.named_parameters() if not wanted[name].requires_grad}
+    if not frozen & found.keys():
+        wanted = {name: value for name, value in wanted.items() if name not in frozen}
     stored = {
         id(value): name for name, value in wanted.items() if name in found
     }  # tied tensors are stored once

@@ -13,6 +13,7 @@ from fedtailor.objective.metrics import Metric, accuracy
 from fedtailor.objective.tasks import OWN, TASKS, LearningTask
 
 AUTO = "auto"
+SHORT = {"MAE": "absolute error", "F1": "macro F1"}  # what metrics are called elsewhere
 NAMES = (AUTO, *TASKS, OWN.name)
 
 
@@ -80,7 +81,7 @@ class ObjectiveSettings:
         )
         usual = TASKS.get(self.task, TASKS["classification"])
         for name in self.metrics or ():
-            if ":" not in name and name not in usual.metrics:
+            if ":" not in name and SHORT.get(name, name) not in usual.metrics:
                 raise _unknown_metric(name, usual)
 
     def build(self) -> Objective:
@@ -92,9 +93,9 @@ def _metric(name: str, task: LearningTask) -> Metric:
     if ":" in name:
         found: Metric = _function(name, "objective.metrics", "my_module:my_metric")
         return found
-    if name not in task.metrics:
+    if SHORT.get(name, name) not in task.metrics:
         raise _unknown_metric(name, task)
-    return task.metrics[name]
+    return task.metrics[SHORT.get(name, name)]
 
 
 def _unknown_metric(name: str, task: LearningTask) -> FedtailorError:
@@ -104,7 +105,7 @@ def _unknown_metric(name: str, task: LearningTask) -> FedtailorError:
 
 def _plain(name: str) -> str:
     """What a metric is called in tables: of an import path, the function's own name."""
-    return name.rpartition(":")[2]
+    return SHORT.get(name, name.rpartition(":")[2])
 
 
 def _function(given: Callable[..., Any] | str, what: str, example: str) -> Callable[..., Any]:

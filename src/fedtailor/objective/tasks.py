@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtailor.data.batches import Batch
 from fedtailor.data.sources import UNLABELLED
 from fedtailor.errors import FedtailorError
-from fedtailor.objective import losses, metrics
+from fedtailor.objective import losses, metrics, summed
 from fedtailor.objective.losses import Loss, Teaching
 from fedtailor.objective.metrics import Metric
 
@@ -146,7 +146,12 @@ def _of(shape: Shape) -> str:
     return str(tuple(shape))
 
 
-_OF_CLASSES: Mapping[str, Metric] = {"accuracy": metrics.accuracy, "top-5 accuracy": metrics.top_5_accuracy}
+_OF_CLASSES: Mapping[str, Metric] = {
+    "accuracy": metrics.accuracy,
+    "top-5 accuracy": metrics.top_5_accuracy,
+    "macro F1": summed.macro_f1,
+    "perplexity": summed.perplexity,
+}
 
 TASKS = {
     task.name: task
@@ -158,7 +163,10 @@ TASKS = {
         LearningTask(
             "multi-label", "labels that hold or do not, each by itself: 0 or 1 for every output", False,
             losses.binary_cross_entropy,
-            {"label accuracy": metrics.label_accuracy, "exact match": metrics.exact_match},
+            {
+                "label accuracy": metrics.label_accuracy, "exact match": metrics.exact_match,
+                "macro F1": summed.label_macro_f1, "micro F1": summed.label_micro_f1,
+            },
             ("label accuracy", "exact match"), losses.teach_labels, _labels_problem,
         ),
         LearningTask(
@@ -173,7 +181,10 @@ TASKS = {
         LearningTask(
             "causal", f"the next token at each position of texts, their own targets; {UNLABELLED}: no label", True,
             losses.next_token_cross_entropy,
-            {"accuracy": metrics.next_accuracy, "top-5 accuracy": metrics.top_5_next_accuracy},
+            {
+                "accuracy": metrics.next_accuracy, "top-5 accuracy": metrics.top_5_next_accuracy,
+                "perplexity": summed.next_perplexity,
+            },
             ("accuracy", "top-5 accuracy"), losses.teach_classes, _positions_problem,
         ),
         LearningTask(

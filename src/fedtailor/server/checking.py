@@ -93,10 +93,13 @@ def _allowed(task: Task, cut: Cut, model: ElasticModel) -> bool:
     except FedtailorError:
         return False
     partial = task.lease.partial
-    same = {group: units for group, units in cut.channels.items() if group not in partial}
     leased = task.lease.cut
+    same, whole = (
+        {group: units for group, units in each.channels.items() if group not in partial}
+        for each in (cut, leased)
+    )
     same_parts = cut.sparse == leased.sparse and cut.absent == leased.absent
-    return real and same == dict(leased.channels) and same_parts and leased.holds(cut)
+    return real and same == whole and same_parts and leased.holds(cut)
 
 
 def _shape(name: str, task: Task, update: Update, model: ElasticModel) -> tuple[int, ...]:

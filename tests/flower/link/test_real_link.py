@@ -16,7 +16,7 @@ from fedtailor.flower.submit import submit
 from fedtailor.methods.registry import method_names
 from flower.link.real import parts, same, there
 from flower.link.warm import warm_processes
-from flower.test_same_bits import CONFIG
+from flower.test_same_bits import CONFIG, config_of
 
 pytestmark = pytest.mark.slow
 NODES = 4
@@ -33,7 +33,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLink]:
 def test_every_method_has_the_bits_of_the_run_in_process(
     method: str, link: LocalLink, tmp_path: Path
 ) -> None:
-    text, said = CONFIG.replace("{method}", method), list[str]()
+    text, said = config_of(method), list[str]()
     submit(text, tmp_path / "there", there(link), said.append)
     assert [line.split()[1] for line in said if line.startswith("round")] == ["1", "2", "3"]
     assert same(text, tmp_path / "there")

@@ -40,6 +40,7 @@ class ModelCosts:
             "bytes": of_tensors(groups, ((name, sizes[name]) for name in stored)),
             "held": of_tensors(groups, sizes.items()),
             "trained": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.trainable)),
+            "frozen": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.frozen)),
         }
         self._members: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._recorded: dict[str, Curve | None] = {}
@@ -138,7 +139,8 @@ class ModelCosts:
         if limit == "memory":
             copies = 1 + workload.optimiser_slots  # gradients, and what the optimiser keeps
             return (
-                2 * self._tensors["held"].at(counts)  # as received, and as trained
+                2 * self._tensors["held"].at(counts)  # as received, and as trained ...
+                - self._tensors["frozen"].at(counts)  # ... but what is frozen is there once
                 + copies * self._tensors["trained"].at(counts)
                 + self._saved(counts, workload.at_once)
             )
@@ -214,7 +216,8 @@ class ModelCosts:
         if workload is not None:
             trained = sum(stored[name] for name in model.trainable & stored.keys())
             saved = total(saved_parts(model, cut, workload.at_once))
-            memory = 2 * sum(stored.values()) + (1 + workload.optimiser_slots) * trained + saved
+            frozen = sum(stored[name] for name in model.frozen & stored.keys())
+            memory = 2 * sum(stored.values()) - frozen + (1 + workload.optimiser_slots) * trained + saved
         return Cost(
             params=sum(sizes[name] for name in model.parameters if name in sizes),
             macs=total(self.products(cut)) // examples_in(*inputs_of(model.example)),

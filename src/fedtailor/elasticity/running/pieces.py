@@ -72,7 +72,11 @@ class Pieces:
         self.objective = objective or Objective()
         persistent = set(module.state_dict(keep_vars=True))
         tensors = named_tensors(module)
-        self.constants = {name: value for name, value in tensors.items() if name not in persistent}
+        # What no training moves stays with the module: it is never sent, merged or saved
+        self.frozen = frozenset(name for name, value in module.named_parameters() if not value.requires_grad)
+        self.constants = {
+            name: value for name, value in tensors.items() if name not in persistent or name in self.frozen
+        }
         self.parameters = tuple(name for name, _ in module.named_parameters())
         self.trainable = frozenset(name for name, value in module.named_parameters() if value.requires_grad)
         self.statistics = tuple(
@@ -239,7 +243,9 @@ class Pieces:
         resize(small, self.groups, patch.cut)
         if isinstance(small, SizedGraph):
             refuse_skipping(patch.cut)
-            small = plain_graph(small, list(self.constants)).train(self.module.training)
+            small = plain_graph(small, [n for n in self.constants if n not in self.frozen]).train(
+                self.module.training
+            )
         for path in skipped_layers(self.module, patch.cut):
             owner, _, leaf = path.rpartition(".")
             setattr(small.get_submodule(owner), leaf, Skipped())
@@ -276,7 +282,8 @@ class Pieces:
             if name in cut.absent:
                 continue
             source = value if device is None else value.to(device)
-            values[name] = gather(source, table[name]) if cut.channels else source
+            whole = all(index == WHOLE for index in table[name])
+            values[name] = source if whole else gather(source, table[name])
         return {
             **values,
             **{second: values[first] for second, first in self.groups.ties.items() if first in values},

@@ -57,5 +57,6 @@ def carriers(model: Pieces, layer: str) -> tuple[str, ...]:
         return ()
     own = [f"{layer}.{name}".removeprefix(".") for name, _ in module.named_parameters(recurse=False)]
     shared = {*model.groups.ties, *model.groups.ties.values()}
+    shared |= model.constants.keys()  # what is frozen is the module's own, at every width
     plain = f"{layer}.weight".removeprefix(".") in own and not shared & set(own)
     return tuple(own) if plain else ()

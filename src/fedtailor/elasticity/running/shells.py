@@ -131,6 +131,8 @@ def _set(layer: nn.Module, size: Size, value: int) -> None:
     holder = attrgetter(".".join(above))(layer) if above else layer
     if size.index is None:
         setattr(holder, name, value)
+    elif isinstance(size.index, str):
+        setattr(holder, name, {**getattr(holder, name), size.index: value})
     else:
         before = getattr(holder, name)
         entries = list(before)

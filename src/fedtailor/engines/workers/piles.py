@@ -99,7 +99,8 @@ class Measurement:
         for batches in self._batches.values():
             self._score_here(batches)
         self._batches.clear()
-        return [mean_score(each[batch] for batch in sorted(each)) for each in self._scores]
+        metrics = self._model.objective.metrics
+        return [mean_score((each[batch] for batch in sorted(each)), metrics) for each in self._scores]
 
     def _score_here(self, batches: range) -> None:
         """In this process an evaluation that workers die of can only fail with a message."""
