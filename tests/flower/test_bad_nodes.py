@@ -16,7 +16,7 @@ from flwr.app import Message
 
 from fedtailor.config import make_config
 from fedtailor.engines.flower.frames import digest_of
-from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
+from fedtailor.engines.flower.post import Parcel, Post, content_of, parcel_of
 from fedtailor.errors import FedtailorError
 from fedtailor.flower.server import serve
 from fedtailor.run.result import Run
@@ -144,6 +144,23 @@ def test_an_old_answer_is_not_taken_twice(tmp_path: Path) -> None:
     finished = run(tmp_path, "run", Replaying(), SHORT)
     assert "3" not in finished.history[0].cohort.refused_by
     assert finished.history[1].cohort.refused_by["3"] == {"wrong-round": 1}
+
+
+class Stuttering:
+    """A grid whose SuperLink hands out every answer twice, and one that nobody asked for."""
+
+    def pull_messages(self, _numbers: list[str]) -> list[Any]:
+        return [self.reply("5"), self.reply("5"), self.reply("6")]
+
+    def reply(self, number: str) -> Any:
+        message = Message(content_of(Parcel({"of": number})), 1, "query")
+        message.metadata.__dict__["_reply_to_message_id"] = number
+        return message
+
+
+def test_an_answer_counts_once() -> None:
+    """A second one would find nobody who waits for it, and end the run."""
+    assert list(Post(Stuttering(), 1.0).received({"5"})) == [("5", Parcel({"of": "5"}))]
 
 
 def test_nobody_answers_for_a_client_of_another_node(tmp_path: Path) -> None:
