@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +147,13 @@ def test_an_old_answer_is_not_taken_twice(tmp_path: Path) -> None:
     assert finished.history[1].cohort.refused_by["3"] == {"wrong-round": 1}
 
 
-class Stuttering:
+class Stuttering(LoopbackGrid):
     """A grid whose SuperLink hands out every answer twice, and one that nobody asked for."""
 
-    def pull_messages(self, _numbers: list[str]) -> list[Any]:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.reply("5"), self.reply("5"), self.reply("6")]
 
-    def reply(self, number: str) -> Any:
+    def reply(self, number: str) -> Message:
         message = Message(content_of(Parcel({"of": number})), 1, "query")
         message.metadata.__dict__["_reply_to_message_id"] = number
         return message
@@ -160,7 +161,7 @@ class Stuttering:
 
 def test_an_answer_counts_once() -> None:
     """A second one would find nobody who waits for it, and end the run."""
-    assert list(Post(Stuttering(), 1.0).received({"5"})) == [("5", Parcel({"of": "5"}))]
+    assert list(Post(Stuttering("", {}), 1.0).received({"5"})) == [("5", Parcel({"of": "5"}))]
 
 
 def test_nobody_answers_for_a_client_of_another_node(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,53 +60,65 @@ def test_what_a_node_says_of_itself_reaches_flower_whole() -> None:
         node_config({"device": 'a"b'})
 
 
-SILENT = """
-import json, sys, time
-asked = {folder!r} + "/asked"
-if sys.argv[1] == "run":
-    print("started run 5", flush=True)
-    if {speaks!r}:
-        time.sleep(0.5)
-        print("finished: here", flush=True)
-        sys.exit()
-    time.sleep(60)
-open(asked, "a").write(" ".join(sys.argv[1:]) + "\\n")
-print(json.dumps({answer!r}))
-"""
+SILENT = None  # instead of a line
 AWAY = {"success": False, "error-message": "Connection refused."}
+GOING, ENDED = ({"success": True, "runs": [{"status": status}]} for status in ("running", "finished:failed"))
 
 
 def silent_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object], speaks: bool = False
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str | None], *answers: dict[str, object]
 ) -> None:
-    """A run of which nothing more is heard; ``answer``: what the SuperLink says that is asked about it."""
-    file = program(tmp_path, SILENT.format(folder=str(tmp_path), answer=answer, speaks=speaks))
-    for module in (submit, at_link):
-        monkeypatch.setattr(module, "installed", lambda _name: file)
-    monkeypatch.setattr(submit, "SILENCE_SECONDS", 0.1)
+    """A run of which this is heard; ``answers`` are what the SuperLink says to those who ask about it."""
+    file, left = program(tmp_path, ""), list(answers)
+
+    def asked(_environment: object, *words: str) -> str:
+        assert words == ("list", "fedtailor", "--run-id", "5", "--format", "json")
+        return json.dumps(left.pop(0))
+
+    monkeypatch.setattr(submit, "installed", lambda _name: file)
+    monkeypatch.setattr(submit, "flwr", asked)
+    monkeypatch.setattr(submit, "_as_they_come", lambda _lines: iter(lines))
     submit.submit("", tmp_path / "run", Link("here:1"), lambda _line: None)
+    assert not left
 
 
 def test_a_superlink_that_is_gone_is_not_listened_to_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        FedtailorError, match=r"at here:1 has not answered 3 times in a row: .*: Connection refused"
-    ):
-        silent_run(tmp_path, monkeypatch, AWAY)
-    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
-    assert asked == ["list fedtailor --run-id 5 --format json"] * 3
+    told = r"at here:1 has not answered 3 times in a row: flwr list: Connection refused\. The run may go on there"
+    with pytest.raises(FedtailorError, match=told):
+        silent_run(tmp_path, monkeypatch, ["started run 5", *[SILENT] * 4], AWAY, AWAY, AWAY)
+    with pytest.raises(FedtailorError, match="3 times in a row: it has not said yet that it takes the run"):
+        silent_run(tmp_path, monkeypatch, [SILENT] * 4)
 
 
 def test_a_run_that_has_ended_unheard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = {"success": True, "runs": [{"status": "finished:failed"}]}
     with pytest.raises(FedtailorError, match=r"run 5 has ended on the SuperLink \(finished:failed\)"):
-        silent_run(tmp_path, monkeypatch, ended)
+        silent_run(tmp_path, monkeypatch, ["started run 5", SILENT, SILENT, SILENT], GOING, ENDED, ENDED)
 
 
 def test_a_run_that_is_only_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent_run(tmp_path, monkeypatch, {"success": True, "runs": [{"status": "running"}]}, speaks=True)
-    assert (tmp_path / "asked").is_file()
+    """Also where its last words come late, and where the SuperLink was away in between."""
+    slow = ["started run 5", SILENT, SILENT, SILENT, "round 1", SILENT, SILENT, SILENT, "finished: here"]
+    silent_run(tmp_path, monkeypatch, slow, GOING, AWAY, AWAY, AWAY, AWAY, ENDED)
+
+
+def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "SILENCE_SECONDS", 0.01)
+    go_on = threading.Event()
+
+    def lines() -> Iterator[str]:
+        yield "one"
+        assert go_on.wait(20)
+        yield "two"
+
+    heard: list[str | None] = []
+    for line in submit._as_they_come(lines()):
+        heard.append(line)
+        if line is SILENT:
+            go_on.set()
+    assert [line for line in heard if line is not SILENT] == ["one", "two"]
+    assert SILENT in heard[1:-1]
 
 
 def test_nothing_from_elsewhere_steers_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

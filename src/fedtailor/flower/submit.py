@@ -133,8 +133,8 @@ class Silence:
             self.unanswered += 1
             if self.unanswered >= MOST_UNANSWERED:
                 raise FedtailorError(
-                    f"the SuperLink at {self.link.address} has not answered {self.unanswered} times in a row: {error}. "
-                    "The run may go on there; if it does not, fedtailor resume goes on with its folder"
+                    f"the SuperLink at {self.link.address} has not answered {self.unanswered} times in a row: "
+                    f"{str(error).rstrip('.')}. The run may go on there; if not, fedtailor resume goes on with it"
                 ) from error
             return
         if self.ended:
