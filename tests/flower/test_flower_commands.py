@@ -132,6 +132,17 @@ def test_nothing_from_elsewhere_steers_the_terminal(tmp_path: Path, monkeypatch:
     assert heard == [r"round 1\x1b]0;title\x07", r"error: client \x9b31m has failed"]
 
 
+def test_what_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = program(tmp_path, r"import os; os.write(1, b'started run 5\nround 1 \xff\nerror: over\n')")
+    for module in (submit, at_link):
+        monkeypatch.setattr(module, "installed", lambda _name: file)
+    heard: list[str] = []
+    with pytest.raises(FedtailorError, match="^over$"):
+        submit.submit("", tmp_path / "run", Link("here:1"), heard.append)
+    assert heard == ["round 1 \N{REPLACEMENT CHARACTER}", "error: over"]
+    assert "round 1 \N{REPLACEMENT CHARACTER}" in flwr(os.environ, "list")
+
+
 def test_nothing_is_left_after_a_second_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever presses Ctrl-C again does not want to wait; all that was started ends at once."""
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"

@@ -113,8 +113,9 @@ def flwr(environment: Mapping[str, str], *words: str) -> str:
     command, told = [str(installed("flwr")), *words], f"flwr {' '.join(words[:2])}"
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=CALL_SECONDS, check=False
-        )
+            command, env=environment, capture_output=True, timeout=CALL_SECONDS, check=False, encoding="utf-8",
+            errors="replace",
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise FedtailorError(f"{told}: no answer after {CALL_SECONDS:g} s") from None
     if done.returncode:

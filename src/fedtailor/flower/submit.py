@@ -74,8 +74,8 @@ def submit(config: str, folder: Path, link: Link, on_line: OnLine, *, resume: bo
         command = [program, "run", str(Path(place) / "fedtailor-run"), CONNECTION, "--stream"]
         heard, silence = Heard(), Silence(link, environment)
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            stdin=subprocess.DEVNULL,
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            encoding="utf-8", errors="replace",
         ) as process:  # fmt: skip
             assert process.stdout is not None
             try:
