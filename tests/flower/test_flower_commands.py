@@ -62,12 +62,14 @@ def test_what_a_node_says_of_itself_reaches_flower_whole() -> None:
 
 SILENT = None  # instead of a line
 AWAY = {"success": False, "error-message": "Connection refused."}
-GOING, ENDED = ({"success": True, "runs": [{"status": status}]} for status in ("running", "finished:failed"))
+GOING, ENDED, PENDING = (
+    {"success": True, "runs": [{"status": status}]} for status in ("running", "finished:failed", "pending")
+)
 
 
 def silent_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str | None], *answers: dict[str, object]
-) -> None:
+) -> list[str]:
     """A run of which this is heard; ``answers`` are what the SuperLink says to those who ask about it."""
     file, left = program(tmp_path, ""), list(answers)
 
@@ -78,8 +80,10 @@ def silent_run(
     monkeypatch.setattr(submit, "installed", lambda _name: file)
     monkeypatch.setattr(submit, "flwr", asked)
     monkeypatch.setattr(submit, "_as_they_come", lambda _lines: iter(lines))
-    submit.submit("", tmp_path / "run", Link("here:1"), lambda _line: None)
+    heard: list[str] = []
+    submit.submit("", tmp_path / "run", Link("here:1"), heard.append)
     assert not left
+    return heard
 
 
 def test_a_superlink_that_is_gone_is_not_listened_to_for_good(
@@ -101,6 +105,13 @@ def test_a_run_that_is_only_slow_is_waited_for(tmp_path: Path, monkeypatch: pyte
     """Also where its last words come late, and where the SuperLink was away in between."""
     slow = ["started run 5", SILENT, SILENT, SILENT, "round 1", SILENT, SILENT, SILENT, "finished: here"]
     silent_run(tmp_path, monkeypatch, slow, GOING, AWAY, AWAY, AWAY, AWAY, ENDED)
+
+
+def test_a_server_that_does_not_begin_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = silent_run(tmp_path, monkeypatch, ["started run 5", SILENT, "finished: here"], PENDING)
+    assert heard[0].startswith(
+        "waiting for the SuperLink to start the run's server (pending): Flower gives a "
+    )
 
 
 def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 SAYS = ("waiting ", "round ", "error: ", "finished: ")  # how lines of our own server begin
 SILENCE_SECONDS = 120.0  # after which the SuperLink is asked whether the run goes on
 MOST_UNANSWERED = 3  # questions in a row
+NOT_BEGUN = ("pending", "starting")
+TOO_SLOW = "Flower gives a process 30 s to start and then tries again, so a machine that is too busy never gets there"
 OnLine = Callable[[str], None]
 
 
@@ -72,7 +74,7 @@ def submit(config: str, folder: Path, link: Link, on_line: OnLine, *, resume: bo
         write_app(Path(place) / "fedtailor-run", config, str(folder), resume)
         environment = link.home(Path(place) / "home")
         command = [program, "run", str(Path(place) / "fedtailor-run"), CONNECTION, "--stream"]
-        heard, silence = Heard(), Silence(link, environment)
+        heard, silence = Heard(), Silence(link, environment, on_line)
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             encoding="utf-8", errors="replace",
@@ -118,8 +120,8 @@ def _as_they_come(lines: Iterable[str]) -> Iterator[str | None]:
 class Silence:
     """Ends a wait for nothing: Flower's command listens for good, also where a cut network has lost the other side."""
 
-    def __init__(self, link: Link, environment: dict[str, str]) -> None:
-        self.link, self.environment = link, environment
+    def __init__(self, link: Link, environment: dict[str, str], on_line: OnLine) -> None:
+        self.link, self.environment, self.on_line = link, environment, on_line
         self.unanswered, self.ended = 0, False
 
     def check(self, silent: bool, run: str) -> None:
@@ -141,6 +143,8 @@ class Silence:
             raise FedtailorError(
                 f"run {run} has ended on the SuperLink ({status}) while it could not be heard"
             )
+        if status in NOT_BEGUN:
+            self.on_line(f"waiting for the SuperLink to start the run's server ({status}): {TOO_SLOW}")
         # What it said last may be on its way.
         self.unanswered, self.ended = 0, status.startswith("finished")
 
