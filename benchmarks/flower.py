@@ -34,7 +34,8 @@ import results
 from fedtailor.config import make_config
 from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
 from fedtailor.flower.device import respond
-from fedtailor.flower.local import CONNECTION, Link, LocalLink, local_link
+from fedtailor.flower.link import CONNECTION, Link
+from fedtailor.flower.local import LocalLink, local_link
 from fedtailor.flower.server import serve
 from fedtailor.flower.submit import submit
 from fedtailor.run.interface import run_config

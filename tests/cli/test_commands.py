@@ -268,7 +268,7 @@ def test_profile_of_a_run_shows_what_its_method_gives_each_tier(monkeypatch, cap
         ("half", "2/5"),
         ("all", "1"),
     ]
-    assert "tier 'half' may have width 1/2 and is given 2/5" in " ".join(captured.err.split())
+    assert "tier half may have width 1/2 and gets at most 2/5" in " ".join(captured.err.split())
     smaller = ("--set", 'fleet.tiers=[{name = "chip", macs = 10}, {name = "all", width = 1}]')
     assert call(monkeypatch, "profile", str(file), *smaller, "--json") == 0
     captured = capsys.readouterr()

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import os
 
-from fedtailor.flower.local import QUIET
+from fedtailor.flower.link import QUIET
 
 os.environ.update(QUIET)

@@ -21,11 +21,8 @@ class LoopbackGrid:
         self, config: str, nodes: dict[int, dict[str, Any]], spoil: dict[int, Spoil] | None = None
     ) -> None:
         self.config, self.nodes, self.spoil = config, nodes, spoil or {}
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
-            1,
-            1,
-            1,
-        )  # as its own processes do at their start
+        # As its own processes do at their start.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.replies: dict[str, Message] = {}
         self.sent: list[Message] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flwr.app import Message
 
 from fedtailor.config import make_config
 from fedtailor.engines.flower.frames import digest_of
-from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
+from fedtailor.engines.flower.post import Parcel, Post, content_of, parcel_of
 from fedtailor.errors import FedtailorError
 from fedtailor.flower.server import serve
 from fedtailor.run.result import Run
@@ -144,6 +145,23 @@ def test_an_old_answer_is_not_taken_twice(tmp_path: Path) -> None:
     finished = run(tmp_path, "run", Replaying(), SHORT)
     assert "3" not in finished.history[0].cohort.refused_by
     assert finished.history[1].cohort.refused_by["3"] == {"wrong-round": 1}
+
+
+class Stuttering(LoopbackGrid):
+    """A grid whose SuperLink hands out every answer twice, and one that nobody asked for."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self.reply("5"), self.reply("5"), self.reply("6")]
+
+    def reply(self, number: str) -> Message:
+        message = Message(content_of(Parcel({"of": number})), 1, "query")
+        message.metadata.__dict__["_reply_to_message_id"] = number
+        return message
+
+
+def test_an_answer_counts_once() -> None:
+    """A second one would find nobody who waits for it, and end the run."""
+    assert list(Post(Stuttering("", {}), 1.0).received({"5"})) == [("5", Parcel({"of": "5"}))]
 
 
 def test_nobody_answers_for_a_client_of_another_node(tmp_path: Path) -> None:

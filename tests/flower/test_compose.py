@@ -21,7 +21,7 @@ from fedtailor.config import load_config
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.flower.device_file import FILE, node_table
 from fedtailor.flower.keys import write_keys
-from fedtailor.flower.local import QUIET, installed
+from fedtailor.flower.link import QUIET, installed
 from helpers import slow_if
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flower"

@@ -15,8 +15,9 @@ pytest.importorskip("cryptography", reason="the extra fedtailor[flower] is not i
 
 from fedtailor.errors import FedtailorError
 from fedtailor.flower.keys import write_authority
-from fedtailor.flower.local import Link, free_port
-from fedtailor.flower.submit import obstacle, submit
+from fedtailor.flower.link import Link, obstacle
+from fedtailor.flower.local import free_port
+from fedtailor.flower.submit import submit
 
 
 @contextmanager

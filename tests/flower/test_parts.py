@@ -20,7 +20,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.fleet import fleet_by_name
 from fedtailor.fleet.roster import Profile, Roster
 from fedtailor.flower.app_folder import write_app
-from fedtailor.flower.local import Link
+from fedtailor.flower.link import Link
 from fedtailor.seeds import Seeds
 
 

@@ -37,12 +37,11 @@ def told(**options: Any) -> list[str]:
 
 def test_tiers_between_the_widths_of_a_method_are_told_what_they_are_given() -> None:
     found = told(method="fjord", fleet=QUARTERS)
-    small = (
-        "tier 'small' may have width 1/4 and is given 1/5, because fjord trains the widths 1/5, 2/5, 3/5, 4/5, 1; "
-        'method.widths = ["1/4", "1/2", 1] trains the fleet\'s own'
+    less = (
+        "fjord trains the widths 1/5, 2/5, 3/5, 4/5, 1 alone: tier small may have width 1/4 and gets at most 1/5, "
+        'tier middle may have width 1/2 and gets at most 2/5; method.widths=["1/4","1/2",1] trains the fleet\'s own.'
     )
-    assert small in found
-    assert any(each.startswith("tier 'middle' may have width 1/2 and is given 2/5") for each in found)
+    assert found.count(less) == 1
     own = {"name": "fjord", "widths": ["1/4", "1/2", 1]}
     assert not [each for each in told(method=own, fleet=QUARTERS) if "may have width" in each]
 

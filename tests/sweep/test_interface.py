@@ -98,7 +98,7 @@ def test_python_and_the_command_come_to_the_same_bytes(tmp_path, monkeypatch, ca
     words += ["--set", "fleet.name=uniform-2", "--set", "engine.workers=0", "--set", "model={name = 'mlp'}"]
     assert call(monkeypatch, "compare", str(small_config(tmp_path, rounds=1)), *words) == 0
     data = {"dataset": "digits", "clients": 5, "limit": 100}
-    with pytest.warns(UserWarning, match="tier '0.5' may have width 1/2 and is given 2/5") as warned:
+    with pytest.warns(UserWarning, match="tier 0.5 may have width 1/2 and gets at most 2/5") as warned:
         made = fedtailor.compare(
             "mlp", data, "uniform-2", METHODS, folder=tmp_path / "own", seed=3,
             clients_per_round=3, **{**QUICK, "rounds": 1},

@@ -50,7 +50,7 @@ class Where:
 
 def run_there(config: str, folder: Path, where: Where, *, resume: bool = False) -> None:
     """Send a configuration to a SuperLink, and show what its server says."""
-    from fedtailor.flower.local import Link
+    from fedtailor.flower.link import Link
     from fedtailor.flower.submit import submit
 
     if where.superlink is None:
@@ -134,7 +134,7 @@ def flower_nodes(
 ) -> None:
     """Show which SuperNodes a SuperLink lets in and which are connected; register keys of new ones."""
     from fedtailor.charts.terminal import Titled, plain_table
-    from fedtailor.flower.local import Link
+    from fedtailor.flower.link import Link
     from fedtailor.flower.register import register
 
     found = register(Link(superlink, root_certificates), add or [])
@@ -161,7 +161,7 @@ def flower_node(
     ] = 8001,
 ) -> None:
     """Run a SuperNode for a device: with the file that it says of itself, started again whenever it is lost."""
-    from fedtailor.flower.local import Link
+    from fedtailor.flower.link import Link
     from fedtailor.flower.node import run_node
 
     run_node(Link(superlink, root_certificates), key, device, port)

@@ -35,9 +35,8 @@ def main(grid: Grid, context: Context) -> None:
         config = config_of(context.run_config)
         folder = Path(str(context.run_config.get("folder") or f"runs/{config.name}"))
         if not context.run_config.get("resume"):
-            refuse_existing(
-                folder
-            )  # as on one machine: what was changed in a configuration would be passed over
+            # As on one machine: what was changed in a configuration would be passed over.
+            refuse_existing(folder)
         with heard_by(_tell_waits()):
             run = serve(grid, config, folder, _tell)
     except FedtailorError as error:

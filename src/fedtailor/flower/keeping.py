@@ -61,9 +61,7 @@ def _as_interrupt(_number: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # also where a shell lets those in the background ignore them
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Also where a shell lets those in the background ignore them.
         signal.signal(number, _as_interrupt)
     sys.exit(keep(sys.argv[1:]))

@@ -19,11 +19,8 @@ HERE = ("localhost", LOOPBACK)  # a SuperLink's own processes talk to it too, by
 DAYS, MOST_DAYS = 30, 36_500
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 LONGEST_NODE = 64
-AUTHORITY = (
-    "server.key",
-    "server.crt",
-    "ca.crt",
-)  # in the order in which they are written: the last says that all are
+# In the order in which they are written: the last says that all are.
+AUTHORITY = ("server.key", "server.crt", "ca.crt")
 
 
 def write_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: int) -> list[Path]:

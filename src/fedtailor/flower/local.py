@@ -1,7 +1,7 @@
 """A SuperLink and SuperNodes on this machine, over TLS with fresh keys, for trying things out.
 
 Everything lies in one folder and ends with the block: processes are stopped by their own numbers, also those that
-Flower starts itself. Nothing leaves this machine: telemetry, the search for updates and installations are off.
+Flower starts itself. Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -20,61 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtailor.errors import FedtailorError, one_line, require
+from fedtailor.errors import FedtailorError, require
 from fedtailor.flower.keys import AUTHORITY, LOOPBACK, write_authority, write_node_key
+from fedtailor.flower.link import CONNECTION, flwr, installed, nodes_of, quiet_environment, write_home
 from fedtailor.storage.files import remove_file
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-CONNECTION = "fedtailor"  # one called ``local`` would start a simulation of its own
 FEDERATION = "@none/default"  # the one that every SuperLink has
 SUPERLINK = "superlink"  # among the processes; the others are nodes
-NODE = ("node-id", "status", "online-at")
-START_SECONDS, STOP_SECONDS, CALL_SECONDS = 180.0, 10.0, 120.0
+START_SECONDS, STOP_SECONDS = 180.0, 10.0
 KEEPER = (sys.executable, "-m", "fedtailor.flower.keeping")  # in front of the command of a SuperNode
-
-
-@dataclass(frozen=True)
-class Link:
-    """Where a SuperLink listens, and whom to believe that it is the one."""
-
-    address: str
-    root_certificates: Path | None = None
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        host, colon, port = self.address.rpartition(":")
-        fine = bool(host) and bool(colon) and port.isdecimal() and "/" not in host
-        require(fine, "--superlink", self.address, "host:port, such as 10.0.0.5:8000")
-        if self.root_certificates is not None and not self.root_certificates.is_file():
-            raise FedtailorError(f"--root-certificates {self.root_certificates}: no such file")
-        try:
-            self.trust()
-        except OSError as error:
-            raise FedtailorError(
-                f"--root-certificates {self.root_certificates}: no certificate can be read there ({error.strerror}); "
-                "expected the authority's, ca.crt"
-            ) from error
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Its host and port, as sockets take them."""
-        host, _, port = self.address.rpartition(":")
-        return host.strip("[]"), int(port)
-
-    def trust(self) -> ssl.SSLContext:
-        """Whom to believe, as TLS asks for it."""
-        return ssl.create_default_context(cafile=self.root_certificates)
-
-    def home(self, folder: Path) -> dict[str, str]:
-        """The environment of Flower's command, with a folder of its own that knows this SuperLink."""
-        write_home(folder, self.address, self.root_certificates, self.insecure)
-        return {**os.environ, **QUIET, "FLWR_HOME": str(folder)}
 
 
 @dataclass
@@ -98,9 +51,8 @@ class LocalLink:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For every process that talks to it: Flower's own folder is here, and its programs are those beside Python."""
-        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": programs}
+        """For every process that talks to it: Flower's own folder is here."""
+        return {**quiet_environment(), "FLWR_HOME": str(self.folder / "home")}
 
     def start_link(self, simulation: bool = False) -> None:
         """Start the SuperLink; what it knows lies in a database, so that it may be killed and started again."""
@@ -118,11 +70,10 @@ class LocalLink:
         key = self.folder / f"node{number}.key"
         if not key.is_file():
             self.flwr("supernode", "register", str(write_node_key(key)), CONNECTION)
-        pairs = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
         self._start(
             f"node{number}", "flower-supernode", "--superlink", self.address, "--root-certificates",
             str(self.authority), "--auth-supernode-private-key", str(key), "--port", str(free_port()),
-            "--node-config", pairs, kept=True,
+            "--node-config", node_config(config), kept=True,
         )  # fmt: skip
 
     def online(self) -> int:
@@ -130,8 +81,14 @@ class LocalLink:
         return sum(node["status"] == "online" for node in nodes_of(self.flwr))
 
     def wait_for_nodes(self, count: int) -> None:
-        """Until so many are connected."""
-        self._wait(lambda: self.online() >= count, f"{count} SuperNodes")
+        """Until so many are connected; a SuperLink that is too busy to answer is asked again."""
+
+        def ready() -> bool:
+            with contextlib.suppress(FedtailorError):
+                return self.online() >= count
+            return False
+
+        self._wait(ready, f"{count} SuperNodes")
 
     def flwr(self, *words: str) -> str:
         """What Flower's own command says."""
@@ -228,48 +185,11 @@ def _stopped(folder: Path, host: str = LOOPBACK) -> Iterator[LocalLink]:
         link.stop_all()
 
 
-def write_home(folder: Path, address: str, root_certificates: Path | None, insecure: bool = False) -> None:
-    """A folder for Flower's command that knows one SuperLink, under the name of ``CONNECTION``."""
-    lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
-    lines.append(f"address = {json.dumps(address)}")
-    if root_certificates is not None:
-        lines.append(f"root-certificates = {json.dumps(str(root_certificates.absolute()))}")
-    if insecure:
-        lines.append("insecure = true")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
-def flwr(environment: Mapping[str, str], *words: str) -> str:
-    """What Flower's own command says."""
-    command, told = [str(installed("flwr")), *words], f"flwr {' '.join(words[:2])}"
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=CALL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise FedtailorError(f"{told}: no answer after {CALL_SECONDS:g} s") from None
-    if done.returncode:
-        raise FedtailorError(f"{told}: {(done.stderr or done.stdout).strip()[-500:]}")
-    return done.stdout
-
-
-def nodes_of(call: Callable[..., str]) -> list[dict[str, str]]:
-    """The SuperNodes that a SuperLink knows, with their status."""
-    said = call("supernode", "list", CONNECTION, "--format", "json")
-    try:
-        listed = json.loads(said).get("nodes", [])
-        return [{key: str(node.get(key, "")) for key in NODE} for node in listed]
-    except (ValueError, TypeError, AttributeError):
-        raise FedtailorError(f"flwr supernode list: expected nodes, not {one_line(said, 200)!r}") from None
-
-
-def installed(program: str) -> Path:
-    """One of Flower's programs, beside this Python."""
-    found = Path(sys.executable).parent / program
-    if not found.is_file():
-        raise FedtailorError(f'{program} is not installed: pip install "fedtailor[flower]"')
-    return found
+def node_config(config: Mapping[str, object]) -> str:
+    """What a SuperNode says of itself, as ``--node-config`` takes it: to Flower a text ends at a quotation mark."""
+    for name, value in config.items():
+        require('"' not in str(value), name, value, "a text without quotation marks")
+    return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in config.items())
 
 
 def _send(process: subprocess.Popen[bytes], how: int) -> None:

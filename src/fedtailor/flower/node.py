@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.local import KEEPER, QUIET, Link, installed
+from fedtailor.flower.keys import AUTHORITY
+from fedtailor.flower.link import Link, installed, quiet_environment
+from fedtailor.flower.local import KEEPER, node_config
 
 
 def run_node(link: Link, key: Path, device: Path, port: int) -> NoReturn:
@@ -23,13 +25,13 @@ def run_node(link: Link, key: Path, device: Path, port: int) -> NoReturn:
     _become(
         "flower-supernode", "--superlink", link.address, "--root-certificates", str(link.root_certificates),
         "--auth-supernode-private-key", str(key), "--port", str(port),
-        "--node-config", f'{FILE}="{device.absolute()}"',
+        "--node-config", node_config({FILE: str(device.absolute())}),
     )  # fmt: skip
 
 
 def run_link(keys: Path, host: str, port: int, database: Path) -> NoReturn:
     """Become a SuperLink that lets registered nodes in alone, over TLS; what it knows survives its end."""
-    files = {name: keys / name for name in ("ca.crt", "server.crt", "server.key")}
+    files = {name: keys / name for name in AUTHORITY}
     _check_files({f"flower-keys writes {name}:": file for name, file in files.items()})
     _become(
         "flower-superlink", "--host", host, "--port", str(port), "--ssl-ca-certfile", str(files["ca.crt"]),
@@ -46,6 +48,5 @@ def _check_files(files: dict[str, Path]) -> None:
 
 def _become(program: str, *words: str) -> NoReturn:
     command = [*KEEPER, str(installed(program)), *words]
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     sys.stdout.flush()
-    os.execve(command[0], command, {**os.environ, **QUIET, "PATH": programs})
+    os.execve(command[0], command, quiet_environment())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtailor.errors import FedtailorError
-from fedtailor.flower.local import CONNECTION, Link, flwr, nodes_of
+from fedtailor.flower.link import CONNECTION, Link, flwr, nodes_of, obstacle
 
 SECONDS = 120.0  # a SuperLink that was started a moment ago takes some to listen
 KNOWN = ("already", "in use")  # how Flower says that a key is registered
@@ -24,6 +24,8 @@ def register(link: Link, keys: Sequence[Path]) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory() as place:
         environment = link.home(Path(place))
         _wait_for(link)
+        if told := obstacle(link):
+            raise FedtailorError(f"--superlink {link.address}: {told}")
         for key in keys:
             try:
                 flwr(environment, "supernode", "register", str(key), CONNECTION)

@@ -61,9 +61,8 @@ def serve(
     roster = Roster(known["clients"], known["parts"])
     with torch_threads(config.threads):
         setup, engine = _prepared(grid, config, roster, known["run"])
-    config = replace(
-        config, evaluate_every=setup.settings.evaluate_every
-    )  # not to be settled by who is there later
+    # Not to be settled by who is there later.
+    config = replace(config, evaluate_every=setup.settings.evaluate_every)
     origin = Origin(config.threads, config)
     with Journal.open(folder) if again else Journal.create(folder, texts_of(setup, origin)) as journal:
         marks = fingerprint_of(setup, origin)
@@ -83,9 +82,8 @@ def serve(
             if on_round is not None:
                 on_round(record)
 
-        for client, node in sorted(
-            engine.homes.items()
-        ):  # those who came before there was a folder to say so in
+        # Those who came before there was a folder to say so in.
+        for client, node in sorted(engine.homes.items()):
             profile = roster.profiles[client]
             note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
         engine.note, engine.moved = note, show

@@ -89,12 +89,13 @@ def widths_of(setup: Mapping[str, Any]) -> dict[str, Fraction]:
     }
 
 
-def narrower(variant: str, name: str, widths: object, tiers: Mapping[str, WidthLike]) -> str:
+def narrower(variant: str, setting: str, widths: object, tiers: Mapping[str, WidthLike]) -> str:
     """Where a method trains a list of widths alone, a tier between them gets the next smaller one: in a sentence.
 
-    ``tiers`` are the widths that they may have; nothing is said where each is one of the list.
+    ``tiers`` are the widths that they may have; nothing is said where each is one of the list. ``setting`` is what the
+    list is called where the method was named.
 
-    >>> print(narrower("fjord", "fjord", ["1/4", 1], {"small": "1/3", "large": 1}))
+    >>> print(narrower("fjord", "fjord:widths", ["1/4", 1], {"small": "1/3", "large": 1}))
     fjord trains the widths 1/4, 1 alone: tier small may have width 1/3 and gets at most 1/4; \
 fjord:widths=["1/3",1] trains the fleet's own.
     """
@@ -113,7 +114,7 @@ fjord:widths=["1/3",1] trains the fleet's own.
     listed = ",".join(f'"{each}"' if each.denominator > 1 else str(each) for each in sorted({*own.values()}))
     return (
         f"{variant} trains the widths {', '.join(map(str, trained))} alone: {', '.join(told[:MOST_TIERS])}{more}; "
-        f"{name}:widths=[{listed}] trains the fleet's own."
+        f"{setting}=[{listed}] trains the fleet's own."
     )
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedtailor.elasticity.costing.fitting import TooSmallError
-from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.fleet import Tier
 from fedtailor.messages import Metrics
 from fedtailor.objective import TASKS, cross_entropy
+from fedtailor.report.fairness import narrower
 from fedtailor.server.setup import Setup
 
 HOPELESS = 100  # times the loss of a guess
@@ -23,8 +23,7 @@ def advice(setup: Setup) -> list[str]:
     """Who takes no part and why, who is given less than it may have, odd outputs of the network, odd rates."""
     found = _about_outputs(setup) + _about_rates(setup)
     found += [_left_out(setup, tier) for tier in setup.fleet.left_out]
-    found += [sentence for tier in setup.fleet.tiers if (sentence := _narrower(setup, tier))]
-    return found
+    return found + _narrower(setup)
 
 
 def _about_outputs(setup: Setup) -> list[str]:
@@ -71,23 +70,11 @@ def _left_out(setup: Setup, tier: Tier) -> str:
     return f"tier {tier.name!r} takes no part: no piece of the model fits {tier.budget}"
 
 
-def _narrower(setup: Setup, tier: Tier) -> str:
-    """Where a method trains a list of widths alone, a tier between them is given the next smaller one."""
-    trained = getattr(setup.method, "widths", None)
-    if tier.budget.width is None or not isinstance(trained, tuple):
-        return ""
-    allowed = as_width(tier.budget.width)
-    given = setup.method.cut_for(setup.start.state, tier.budget, setup.model).width
-    if given is None or given >= allowed:
-        return ""
-    budgets = [each.budget.width for each in setup.fleet.tiers if each.budget.width is not None]
-    own = ", ".join(
-        f'"{width}"' if width.denominator > 1 else str(width) for width in sorted(map(as_width, budgets))
-    )
-    return (
-        f"tier {tier.name!r} may have width {allowed} and is given {given}, because {setup.method.name} trains the "
-        f"widths {', '.join(map(str, trained))}; method.widths = [{own}] trains the fleet's own"
-    )
+def _narrower(setup: Setup) -> list[str]:
+    budgets = {tier.name: tier.budget.width for tier in setup.fleet.tiers}
+    tiers = {name: width for name, width in budgets.items() if width is not None}
+    sentence = narrower(setup.method.name, "method.widths", getattr(setup.method, "widths", None), tiers)
+    return [sentence] if sentence else []
 
 
 def afterthought(setup: Setup, tiers: Mapping[str, Metrics]) -> str:

@@ -38,7 +38,7 @@ from fedtailor.run.result import Run
 from fedtailor.run.setup import prepare_config, torch_threads
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
-from fedtailor.server.setup import NormSettings, Setup
+from fedtailor.server.setup import AsynchronousSettings, NormSettings, Setup
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
 from fedtailor.storage.checkpoint import Checkpoint
@@ -74,6 +74,7 @@ def train(
     checkpoint: CheckpointSettings | Mapping[str, Any] | None = None,
     engine: EngineSettings | Mapping[str, Any] | None = None,
     norm: NormSettings | Mapping[str, Any] | None = None,
+    asynchronous: AsynchronousSettings | Mapping[str, Any] | None = None,
     report: ReportSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
@@ -92,7 +93,8 @@ def train(
     ``training`` says how clients train, ``server`` what becomes of their mean (``{"optimiser": "adam"}``).
     ``model`` is what ``elastic`` should know of the module: ``{"heads": "dimension", "keep": ["stem"]}``.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
-    ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients.
+    ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients;
+    ``asynchronous`` merges answers as they come, in simulated time (``{"buffer": 10}``).
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
@@ -102,7 +104,7 @@ def train(
         refuse_existing(path)
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
-        stopping=stopping, engine=engine, norm=norm, report=report,
+        stopping=stopping, engine=engine, norm=norm, report=report, asynchronous=asynchronous,
         checkpoint=checkpoint,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server)

@@ -55,7 +55,7 @@ def known_from(setups: Mapping[str, Mapping[str, Any]], methods: Mapping[str, Me
 
 def narrower_of(variant: str, method: Method, tiers: Mapping[str, WidthLike]) -> str:
     """Which tiers a method gives less than they may have, in a sentence; nothing where it does not."""
-    return narrower(variant, method.name, getattr(method, "widths", None), tiers)
+    return narrower(variant, f"{method.name}:widths", getattr(method, "widths", None), tiers)
 
 
 def with_ending(records: Records, config: RunConfig) -> Records:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedtailor.config import make_config
-from fedtailor.flower.local import Link, LocalLink
+from fedtailor.flower.link import Link
+from fedtailor.flower.local import LocalLink
 from fedtailor.run.interface import run_config
 from helpers import differing, final_weights
 

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 
-from fedtailor.flower.local import Link, local_link
+from fedtailor.flower.link import Link
+from fedtailor.flower.local import local_link
 from fedtailor.flower.submit import submit
 from flower.test_same_bits import CONFIG
 

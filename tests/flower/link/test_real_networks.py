@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 
 from fedtailor.flower.keys import write_node_key
-from fedtailor.flower.local import CONNECTION, local_link
+from fedtailor.flower.link import CONNECTION
+from fedtailor.flower.local import local_link
 from flower.link.namespaces import HUB_ADDRESS, cut_off, inside, machines, passed
 from flower.link.real import Command, parts, rounds_in, run_here, wait_until
 from flower.link.warm import warm_processes

@@ -17,7 +17,8 @@ pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed
 
 from fedtailor.errors import FedtailorError
 from fedtailor.flower.keys import write_authority, write_node_key
-from fedtailor.flower.local import Link, LocalLink, free_port, local_link
+from fedtailor.flower.link import Link
+from fedtailor.flower.local import LocalLink, free_port, local_link
 from fedtailor.flower.submit import submit
 from flower.link.real import parts, same, there
 from flower.link.warm import warm_processes

@@ -11,7 +11,8 @@ pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed
 pytest.importorskip("ray", reason="the extra fedtailor[flower-simulation] is not installed")
 
 from fedtailor.config import make_config
-from fedtailor.flower.local import Link, simulated_link
+from fedtailor.flower.link import Link
+from fedtailor.flower.local import simulated_link
 from fedtailor.flower.submit import submit
 from fedtailor.run.interface import run_config
 from flower.test_same_bits import CONFIG

@@ -28,9 +28,8 @@ from fedtailor.storage.wire import DecodeError
 POLL, LONGEST_POLL = 0.2, 2.0  # seconds between two looks at what has arrived
 SHARE = 0.05  # of the time waited so far, until the next look: every look costs the SuperLink 10 ms or more
 LOOK = 5.0  # seconds between two looks at who is connected, while a round goes on
-AGAIN = (
-    15.0  # seconds after which a node that was refused is asked again: it may be a device that was restarted
-)
+# Seconds after which a node that was refused is asked again: it may be a device that was restarted.
+AGAIN = 15.0
 VERSION = 1  # of what heads look like
 MOST_PARTS = 10**6  # of a split: the server counts all of them
 Event = Callable[[str, Mapping[str, object]], None]

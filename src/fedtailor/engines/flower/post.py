@@ -111,11 +111,15 @@ class Post:
         return {str(number): node for number, node in zip(numbers, parcels, strict=True) if number}
 
     def received(self, numbers: Collection[str]) -> Iterator[tuple[str, Parcel | Failed]]:
-        """The answers that have arrived, each with the number of the message that it answers."""
+        """The answers that have arrived, each with the number of the message that it answers; the first to each."""
         if not numbers:
             return
+        unanswered = set(numbers)
         for reply in self.grid.pull_messages(list(numbers)):
             number = str(reply.metadata.reply_to_message_id)
+            if number not in unanswered:
+                continue
+            unanswered.remove(number)
             if reply.has_error():
                 yield number, Failed(str(reply.error.reason or reply.error.code))
                 continue

@@ -1,4 +1,7 @@
-"""A worker that outlives its parent would train for nobody: it dies with it, however the parent dies."""
+"""A worker that outlives its parent would train for nobody: it dies with it, however the parent dies.
+
+A worker is tied before it imports PyTorch, which takes half a minute on a busy machine; nothing here needs it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 _BEAT = slice(0, 8)  # of the mailbox
 
 
-def hold(parent: int, mailbox: SharedMemory, *, by_signal: bool) -> None:
-    """Tie this process to its parent, and beat where the parent can see it.
+def hold(mailbox: int, parent: int, by_signal: bool) -> None:
+    """Tie this process to its parent, and beat where the parent can see it, in the mailbox behind a descriptor.
 
     The kernel kills the child of a dead *thread*, so it is asked only where that is the main one. A thread that looks
     every second does the same on systems that have no such signal.
@@ -28,7 +31,7 @@ def hold(parent: int, mailbox: SharedMemory, *, by_signal: bool) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    threading.Thread(target=_beat, args=(parent, mailbox.descriptor), daemon=True).start()
+    threading.Thread(target=_beat, args=(parent, mailbox), daemon=True).start()
 
 
 def _beat(parent: int, descriptor: int) -> None:

@@ -22,10 +22,12 @@ from fedtailor.engines.workers.worker import ANSWER, FAILED, READY, SIGNAL, STAR
 from fedtailor.errors import FedtailorError
 from fedtailor.storage.wire import DecodeError, decode, encode
 
-# The path first: what follows may be found nowhere else.
+# The path first: what follows may be found nowhere else. Then the lifeline: what follows imports PyTorch.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from fedtailor.engines.workers.worker import main; main()"
+    "mailbox, line, luggage, parent, by_signal = map(int, sys.argv[2:]); "
+    "from fedtailor.engines.workers.lifeline import hold; hold(mailbox, parent, bool(by_signal)); "
+    "from fedtailor.engines.workers.worker import main; main(mailbox, line, luggage)"
 )
 START_SECONDS = 300.0  # importing PyTorch takes one or two on an idle machine
 SILENCE_SECONDS = 300.0  # a worker that shows no life for so long is stopped or stuck
@@ -58,7 +60,7 @@ class WorkerProcess:
         self._line.setblocking(False)
         try:
             with theirs:
-                self._process = _spawn(theirs.fileno(), self._mailbox.descriptor, luggage.descriptor)
+                self._process = _spawn(self._mailbox.descriptor, theirs.fileno(), luggage.descriptor)
         except OSError as error:  # too many processes, or no memory for one more
             self._line.close()
             self._mailbox.close()
@@ -154,14 +156,14 @@ class WorkerProcess:
         return text if task is None else f"client {task.client.id}, round {task.round}: {text}"
 
 
-def _spawn(line: int, mailbox: int, luggage: int) -> subprocess.Popen[bytes]:
+def _spawn(mailbox: int, line: int, luggage: int) -> subprocess.Popen[bytes]:
     """A fresh interpreter: it shares nothing with this one but the three descriptors."""
     threads = str(torch.get_num_threads())
     in_main_thread = int(threading.current_thread() is threading.main_thread())
-    numbers = [str(number) for number in (line, mailbox, luggage, os.getpid(), in_main_thread)]
+    numbers = [str(number) for number in (mailbox, line, luggage, os.getpid(), in_main_thread)]
     return subprocess.Popen(
         [sys.executable, "-c", _BOOT, json.dumps([str(path) for path in sys.path]), *numbers],
-        pass_fds=(line, mailbox, luggage),
+        pass_fds=(mailbox, line, luggage),
         stdin=subprocess.DEVNULL,
         env={**FOR_TRAINING, **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         process_group=0,  # Ctrl-C is for the parent, which decides what becomes of the round

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from fedtailor.engines.workers.luggage import NotPortable
 
 LEAST_STARTS = 3  # that must have failed before it is given up
-PATIENCE_SECONDS = (
-    120.0  # ... and so long must none have become ready: a machine may be out of memory for a while
-)
-FIRST_PAUSE, LONGEST_PAUSE = (
-    0.2,
-    10.0,
-)  # seconds before the next start; doubled with every further one that fails
+# ... and so long must none have become ready: a machine may be out of memory for a while.
+PATIENCE_SECONDS = 120.0
+# Seconds before the next start; doubled with every further one that fails.
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 
 
 class Starts:

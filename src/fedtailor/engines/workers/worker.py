@@ -28,7 +28,6 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
 from fedtailor.engines.protocol import answer_to, is_exhaustion
 from fedtailor.engines.values import Tensors, Value, answer_value, evaluation_of, task_of
-from fedtailor.engines.workers.lifeline import hold
 from fedtailor.engines.workers.luggage import unpack
 from fedtailor.engines.workers.shared_memory import LINE, SharedMemory, aligned
 from fedtailor.errors import FedtailorError
@@ -170,17 +169,14 @@ def report_failure(
         desk.put(FAILED, "".join(traceback.format_exception(kind, error, trace)).strip())
 
 
-def main() -> None:
-    """The life of a worker; ``sys.argv`` holds the numbers of what it has inherited."""
-    line_number, mailbox_number, luggage_number, parent, by_signal = (int(text) for text in sys.argv[2:])
-    mailbox = SharedMemory(descriptor=mailbox_number)
-    hold(parent, mailbox, by_signal=bool(by_signal))
+def main(mailbox: int, line: int, luggage: int) -> None:
+    """The life of a worker, from the descriptors that it has inherited."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    desk = Desk(socket.socket(fileno=line_number), mailbox)
+    desk = Desk(socket.socket(fileno=line), SharedMemory(descriptor=mailbox))
     sys.excepthook = lambda kind, error, trace: report_failure(desk, kind, error, trace)
-    luggage = Luggage(**unpack(SharedMemory(descriptor=luggage_number)))
-    apply_settings(luggage.machine)
-    workshop = luggage.workshop()
+    unpacked = Luggage(**unpack(SharedMemory(descriptor=luggage)))
+    apply_settings(unpacked.machine)
+    workshop = unpacked.workshop()
     desk.put(READY, None)
     while (given := desk.next_job()) is not None:
         number, rest, tensors = given

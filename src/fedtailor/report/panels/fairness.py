@@ -61,7 +61,8 @@ def fairness(runs: Runs) -> Panel:
 
 def _narrower(variant: str, run: ReportedRun) -> str:
     method = run.config.get("method", {})
-    return narrower(variant, str(method.get("name", variant)), method.get("widths"), widths_of(run.setup))
+    setting = f"{method.get('name', variant)}:widths"
+    return narrower(variant, setting, method.get("widths"), widths_of(run.setup))
 
 
 def _budgets(found: Spending, methods: int) -> list[str]:
