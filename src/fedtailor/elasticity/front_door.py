@@ -88,7 +88,8 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
     batch, traced = _trace(module, example, wishes)
     traced_at = time.monotonic()
     model, problem = _first_good(module, example, objective, wishes, traced, batch)
-    if model is None and not traced.exported:  # the code may have taken another way because it was traced
+    # The code may have taken another way because it was traced; torch.export sees none that it takes in training.
+    if model is None and not traced.exported and traced.training is None:
         try:
             again = trace(module, *inputs_of(batch), wishes.on_unknown, wishes.annotations, doubt=problem)
         except TraceError:

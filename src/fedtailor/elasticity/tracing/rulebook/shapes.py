@@ -151,6 +151,10 @@ def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
         return wide[-2 if site.findings.heads == "count" else -1]
     inferred = [position for position in wide if written[position] == -1]
     computed = [p for p in wide if isinstance(written[p], fx.Node) and not site.constant(written[p])]
+    # A size that comes from no channels is that of the batch or of space, perhaps times heads: another axis is meant.
+    of_channels = [position for position in computed if site.findings.sources.get(written[position])]
+    if not inferred and not of_channels and len(wide) > len(computed) > 0:
+        wide, computed = [position for position in wide if position not in computed], []
     if not inferred and not computed and len(wide) > 1:
         site.findings.undecided[site.node] = None
         return wide[0 if site.node in site.findings.front else -1]
