@@ -43,3 +43,24 @@ def test_constraints_are_reported():
     module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     model = elastic(module, (torch.randn(2, 4), torch.tensor([0, 1])), minimum=4, multiple=8)
     assert "16 (at least 4) (multiples of 8)" in model.explain()
+
+
+def test_a_small_share_is_a_finding_with_what_would_raise_it():
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 16), nn.Linear(16, 128), nn.Linear(128, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.c(self.b(self.a(x).flip(1)).relu())
+
+    batch = (torch.randn(2, 4), torch.tensor([0, 1]))
+    report = elastic(Ordered(), batch).explain()
+    assert (
+        "less than 90% of the parameters are elastic" not in report
+    )  # the columns of b stay, but its rows go
+    module = nn.Sequential(Ordered(), nn.Linear(3, 8), nn.Linear(8, 2))
+    report = elastic(module, batch, keep=["0.b"]).explain()
+    finding = report.partition("finding: ")[2]
+    assert "of the parameters can shrink, less than 90%" in finding
+    assert "is kept whole, as '0.b' asks (leave it out of keep)" in finding

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedtailor.data.batches import Batch
-from zoo.entries import CLASSES, EXAMPLES, Entry
+from zoo.entries import CLASSES, EXAMPLES, Entry, declare_operators
 
 WORDS, LENGTH = 64, 7
 TEXT: dict[str, Any] = {
@@ -18,11 +18,14 @@ TEXT: dict[str, Any] = {
 }  # fmt: skip
 GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
 GPT2 = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
-T5 = {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 = {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 VISION: dict[str, Any] = {
     "image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 48,
 }  # fmt: skip
+# What comes out of a tower does not shrink: its embeddings are as small beside its layers as they are in large towers.
+TOWER = {"image_size": 16, "patch_size": 4, "intermediate_size": 128}
+TEXT_TOWER = {"intermediate_size": 128, "num_hidden_layers": 3, "bos_token_id": 1, "eos_token_id": 2}
 STAGES: dict[str, Any] = {"depths": [1, 1], "hidden_sizes": [16, 32], "num_stages": 2}
 
 
@@ -65,7 +68,7 @@ SOUND: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 16,
     "conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16,
-    "apply_spec_augment": False,
+    "apply_spec_augment": False, "layerdrop": 0.0,
 }  # fmt: skip
 ENCODER_DECODER: dict[str, Any] = {
     "vocab_size": WORDS, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -104,7 +107,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], Batch]]] = {
     "PhiForCausalLM": ("PhiConfig", TEXT, _next_tokens),
     "T5ForConditionalGeneration": ("T5Config", {**T5, "decoder_start_token_id": 0}, _both),
     "T5EncoderModel": ("T5Config", T5, _tokens),
-    "BartForSequenceClassification": ("BartConfig", ENCODER_DECODER, _tokens),
+    "BartForConditionalGeneration": ("BartConfig", ENCODER_DECODER, _both),
     "ViTForImageClassification": ("ViTConfig", VISION, _pixels()),
     "DeiTForImageClassification": ("DeiTConfig", VISION, _pixels()),
     "Dinov2ForImageClassification": ("Dinov2Config", {**VISION, "mlp_ratio": 2}, _pixels()),
@@ -127,8 +130,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], Batch]]] = {
         },
         _pixels(64),
     ),
-    "CLIPVisionModel": ("CLIPVisionConfig", VISION, _pixels()),
-    "CLIPTextModel": ("CLIPTextConfig", {**TEXT, "bos_token_id": 1, "eos_token_id": 2}, _tokens),
+    "CLIPVisionModel": ("CLIPVisionConfig", {**VISION, **TOWER}, _pixels(16)),
+    "CLIPTextModel": ("CLIPTextConfig", {**TEXT, **TEXT_TOWER}, _tokens),
     "SiglipVisionModel": ("SiglipVisionConfig", VISION, _pixels()),
     "Wav2Vec2ForSequenceClassification": ("Wav2Vec2Config", SOUND, _sound),
     "HubertForSequenceClassification": ("HubertConfig", SOUND, _sound),
@@ -146,6 +149,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], Batch]]] = {
 
 def _entry(name: str, kind: str, settings: dict[str, Any], batch: Callable[[], Batch]) -> Entry:
     def build() -> nn.Module:
+        declare_operators()  # transformers looks for torchvision
         import transformers
 
         labels = {"num_labels": CLASSES} if "Classification" in name else {}

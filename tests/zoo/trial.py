@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from math import prod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +26,7 @@ from fedtailor.elasticity import check, front_door
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import prefix
-from fedtailor.elasticity.explain import elastic_share
+from fedtailor.elasticity.explain import GOOD, elastic_share, gains, remedy
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.reference import tensors_of
 from fedtailor.elasticity.tracing.trace import Traced
@@ -38,7 +37,6 @@ from zoo.entries import Entry
 from zoo.masked import KeptChannels, kept_positions, masked_module
 
 WIDTHS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
-ENOUGH = 0.9  # of the parameters
 SECONDS = 240
 RESULTS = Path(__file__).parents[2] / "build" / "zoo"
 
@@ -87,7 +85,7 @@ def trial(entry: Entry, widths: tuple[Fraction, ...] = WIDTHS, seconds: int = SE
         result.sentence = _wrong(model, traced, batch, widths, result)
     if result.sentence:
         result.verdict = "wrong"
-    elif result.share >= ENOUGH:
+    elif result.share >= GOOD:
         result.verdict = "passes"
     else:
         result.verdict, result.sentence = "in part", _what_stays(model)
@@ -143,12 +141,10 @@ def _run(module: torch.nn.Module, batch: Batch) -> list[Tensor]:
 
 
 def _extracted_differs(model: ElasticModel, cut: Cut, weights: dict[str, Tensor], batch: Batch) -> str:
-    small = model.extract(weights, cut).eval()
+    patch = model.cut(weights, cut)
     with torch.no_grad():
-        functional = tensors_of(
-            model.forward(model.cut(weights, cut).values, cut, map_tensors(batch, torch.clone))
-        )
-    return check.difference(_run(small, batch), functional)
+        functional = model.call(model.shell(cut), patch.values, cut, map_tensors(batch, torch.clone))
+    return check.difference(_run(model.build(patch).eval(), batch), tensors_of(functional))
 
 
 def _masked_differs(model: ElasticModel, cut: Cut, weights: dict[str, Tensor], batch: Batch) -> str:
@@ -211,21 +207,10 @@ def _merged_differs(
 
 
 def _what_stays(model: ElasticModel) -> str:
-    """The fixed group on most of the parameters that no cut leaves out, and why it is fixed."""
-    groups = model.groups
-    blame: dict[str, int] = {}
-    for name in model.parameters:
-        rigid = groups.rigid(name)
-        for group in {axis.group for extent in groups.extents[name] for axis in extent.axes} & set(
-            groups.fixed
-        ):
-            blame[group] = blame.get(group, 0) + rigid
-        if rigid == prod(extent.length for extent in groups.extents[name]) and not any(
-            extent.axes for extent in groups.extents[name]
-        ):
-            blame[name] = rigid
-    worst = max(blame, key=lambda group: blame[group])
-    return f"{worst}: {groups.fixed.get(worst, 'no rule says which of its axes are channels')}"
+    """What keeps most of the parameters in every cut, as ``explain`` says it."""
+    worst = next(iter(gains(model)), "")
+    reason = model.groups.fixed.get(worst, "no rule says which axes of its tensors are channels")
+    return f"{worst}: {reason} ({remedy(reason)})"
 
 
 @contextmanager

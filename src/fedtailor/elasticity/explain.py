@@ -14,6 +14,17 @@ from fedtailor.elasticity.running.pieces import Pieces
 SHOWN = 3  # tensors named for each group, and groups that would let more of the model shrink
 GOOD = 0.9  # share of the parameters: what is below is a finding
 
+# What helps, by what the reason of a group that cannot shrink says.
+_REMEDIES = (
+    ("has the literal size", "write -1, or ask the tensor for its size, where the number stands"),
+    ("has no rule", "register a rule with fedtailor.function_rule or fedtailor.layer_rule"),
+    ("is kept whole, as", "leave it out of keep"),
+    ("is an output of the module", "nothing: outputs never shrink"),
+    ("reads the module's input", "nothing: inputs never shrink"),
+    ("is the vocabulary of", "nothing: vocabularies never shrink"),
+)
+_ELSE = "write that step for any number of channels, or register a rule for it with fedtailor.function_rule"
+
 
 def explain(costs: ModelCosts) -> str:
     """The report behind ``ElasticModel.explain()`` and ``fedtailor profile --explain``."""
@@ -49,22 +60,32 @@ def _summary(costs: ModelCosts) -> str:
     )
 
 
-def _finding(model: Pieces) -> str:
-    """Where little can shrink: which groups hold most of the rest, and why they do not."""
-    groups, share = model.groups, elastic_share(model)
-    if share >= GOOD:
-        return ""
-    gains = {}
+def gains(model: Pieces) -> dict[str, float]:
+    """How much of the model each group that cannot shrink would add to the share if it could, most first."""
+    groups, share, found = model.groups, elastic_share(model), dict[str, float]()
     for group in groups.fixed:
         others = {name: reason for name, reason in groups.fixed.items() if name != group}
-        gains[group] = replace(groups, fixed=others).elastic_share(model.parameters) - share
-    best = sorted((group for group in gains if gains[group] > 0), key=lambda group: -gains[group])[:SHOWN]
-    lines = [f"  {group} (+{gains[group]:.1%}): {groups.fixed[group]}" for group in best]
-    head = (
-        f"finding: {share:.1%} of the parameters can shrink, less than {GOOD:.0%}. "
-        "What would raise it, if it could shrink"
-    )
-    return "\n".join([head, *lines]) if lines else ""
+        found[group] = replace(groups, fixed=others).elastic_share(model.parameters) - share
+    return {
+        group: found[group] for group in sorted(found, key=lambda group: -found[group]) if found[group] > 0
+    }
+
+
+def remedy(reason: str) -> str:
+    """What would let channels shrink that cannot for this reason."""
+    return next((help for words, help in _REMEDIES if words in reason), _ELSE)
+
+
+def _finding(model: Pieces) -> str:
+    """Where little can shrink: which groups hold most of the rest, why they do not, and what would help."""
+    share = elastic_share(model)
+    if share >= GOOD:
+        return ""
+    lines = [f"finding: {share:.1%} of the parameters can shrink, less than {GOOD:.0%}. What would raise it"]
+    for group, gain in list(gains(model).items())[:SHOWN]:
+        reason = model.groups.fixed[group]
+        lines.append(f"  {group} (+{gain:.1%}): {reason} ({remedy(reason)})")
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def _elastic(model: Pieces) -> str:

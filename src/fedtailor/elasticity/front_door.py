@@ -91,7 +91,8 @@ def choose(module: nn.Module, example: Batch, objective: Objective | None, wishe
     batch, traced = _trace(module, example, wishes)
     traced_at = time.monotonic()
     model, problem = _first_good(module, example, objective, wishes, traced, batch)
-    if model is None and not traced.exported:  # the code may have taken another way because it was traced
+    # The code may have taken another way because it was traced; torch.export sees none that it takes in training.
+    if model is None and not traced.exported and traced.training is None:
         try:
             again = trace(module, *inputs_of(batch), wishes.on_unknown, wishes.annotations, doubt=problem)
         except TraceError:
@@ -196,6 +197,10 @@ def _candidates(
 
     if not traced.solution.torn:
         yield of_own_class(traced)
+    joined = traced.with_one_size_each() if traced.torn else None
+    as_elastic = joined is not None and joined.share(module) >= traced.share(module)
+    if joined is not None and as_elastic:
+        yield of_own_class(joined)
     if not traced.obstacle:
         groups = _constrained(traced.groups, wishes)
         sizes = tuple(Size("", name, extent) for name, extent in traced.extents().items())
@@ -203,11 +208,10 @@ def _candidates(
         remarks = _remarks(traced, graph=True)
         groups = replace(groups, sizes=groups.sizes + sizes)
         yield ElasticModel(module, groups, example, objective, network=network, remarks=remarks), traced
-    if traced.units.counted:
-        traced = traced.with_one_size_each()
-        yield of_own_class(traced)
+    if joined is not None and not as_elastic:
+        yield of_own_class(joined)
     if traced.literals:
-        yield of_own_class(traced.without_literals())
+        yield of_own_class((joined or traced).without_literals())
 
 
 def _remarks(traced: Traced, graph: bool = False) -> list[str]:

@@ -173,6 +173,49 @@ def test_patches_are_taken_apart_and_put_together():
     traced(Outlook(), images(3, 4, 4), share=0.85)
 
 
+class Aggregate(nn.Module):
+    """Scores of several scales become one: a convolution whose kernel is one, across stacked tensors (CoaT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.join, self.head = (
+            nn.Linear(3, 8),
+            nn.Linear(3, 8),
+            nn.Conv1d(2, 1, 1),
+            nn.Linear(8, 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.join(torch.stack([self.a(x), self.b(x)], dim=1)).squeeze(1))
+
+
+def test_a_kernel_of_one_leaves_its_positions_alone():
+    traced(Aggregate(), images(3))
+
+
+class MergedHeads(nn.Module):
+    """Heads that are merged with the batch before they are compared (BoTNet, GPT-J)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.size = 2, 4
+        self.stem, self.qkv, self.head = nn.Linear(3, 8), nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).transpose(1, 2)
+        b, _, n = x.shape
+        q, k, v = self.qkv(x.transpose(1, 2)).transpose(1, 2).chunk(3, dim=1)
+        q = q.reshape(b * self.heads, self.size, -1).transpose(-1, -2)
+        k, v = (part.reshape(b * self.heads, self.size, -1) for part in (k, v))
+        x = ((q @ k) * 0.5).softmax(-1) @ v.transpose(-1, -2)
+        return self.head(x.transpose(-1, -2).reshape(b, -1, n).mean(2))
+
+
+def test_heads_that_are_merged_with_the_batch_keep_their_number():
+    model = traced(MergedHeads(), images(5, 3))
+    assert 4 in {model.groups.counts[group] for group in model.groups.elastic}
+
+
 def test_the_sentence_names_the_node_where_a_function_has_no_rule():
     class Fourier(nn.Module):
         def __init__(self) -> None:
@@ -186,3 +229,50 @@ def test_the_sentence_names_the_node_where_a_function_has_no_rule():
         FedtailorError, match=r"no rule says how channels pass through 'fft_fft' .*keep=\['a'\]"
     ):
         elastic(Fourier(), (torch.randn(3, 3), torch.tensor([0, 1, 2])))
+
+
+class NormAct(nn.BatchNorm2d):
+    """A norm with a ``forward`` of its own, which asks whether it trains (timm)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = (self.running_mean, self.running_var) if not self.training else (None, None)
+        return F.silu(F.batch_norm(x, mean, variance, self.weight, self.bias, self.training, 0.1, self.eps))
+
+
+def test_errors_of_rounding_in_training_are_no_disagreement():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(200, 200, 1, bias=False), NormAct(200))]
+    module = nn.Sequential(
+        nn.Conv2d(3, 200, 1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(200, 4)
+    )
+    batch = (
+        1 + 1e-5 * torch.randn(2, 3, 1, 1),
+        torch.tensor([0, 1]),
+    )  # two examples that are almost the same
+    assert elastic_share(elastic(module, batch)) > 0.9
+
+
+def wrapped_mixing(x: Tensor) -> Tensor:
+    return x.flip(-1)
+
+
+torch.fx.wrap("wrapped_mixing")
+
+
+def test_another_result_in_training_is_a_disagreement_in_any_precision():
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            return self.b(wrapped_mixing(x) if self.training else x)
+
+    name = f"{wrapped_mixing.__module__}.wrapped_mixing"
+    function_rule(name)(same)  # wrong: a cut changes which channel comes first
+    try:
+        with pytest.raises(FedtailorError, match="in training, an output differs"):
+            elastic(Mixing(), (torch.randn(2, 3), torch.tensor([0, 1])))
+    finally:
+        del FUNCTION_RULES[name]

@@ -233,7 +233,8 @@ class Reference:
 
     def _masked(self, name: str, value: Tensor, room: Tensor | None) -> Tensor:
         """The value with zeros in dropped channels, written into ``room`` (fresh memory is dear)."""
-        masked = value.clone() if room is None else room.detach().copy_(value)
+        fits = room is not None and room.dtype == value.dtype
+        masked = room.detach().copy_(value) if room is not None and fits else value.clone()
         for dim, _, gone in self._axes(name, value):
             masked.index_fill_(dim, gone.to(value.device), 0)
         return masked

@@ -77,10 +77,10 @@ def rule_of_layer(kind: type) -> Rule | None:
 
 def rule_of_function(target: Any) -> Rule | None:
     """The rule of a function, of an autograd function (``MyFunction.apply``), or of what is known by its full name."""
-    rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(getattr(target, "__self__", None))
-    return rule or FUNCTION_RULES.get(
-        f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
-    )
+    owner = getattr(target, "__self__", None)
+    named = owner if isinstance(owner, type) else target
+    full = f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+    return FUNCTION_RULES.get(target) or FUNCTION_RULES.get(owner) or FUNCTION_RULES.get(full)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,17 @@ class Traced:
         """The channel groups of the user's own class."""
         return self.solution.groups
 
+    @property
+    def torn(self) -> bool:
+        """Whether an attribute of the user's code counts axes that need not have one size."""
+        moving = {(size.layer, size.attribute, size.index) for size in self.solution.attributes}
+        uses = [axis for place in moving for axis in self.units.counted[place]]
+        return self.solution.torn or any(axis is None for axis in uses)
+
+    def share(self, module: nn.Module) -> float:
+        """How much of the model can shrink."""
+        return self.groups.elastic_share(name for name, _ in module.named_parameters())
+
     def extents(self) -> dict[str, Extent]:
         """The sizes in the graph that follow a cut, by the name of their attribute."""
         elastic, arrangement = set(self.groups.elastic), self.solution.arrangement

@@ -37,6 +37,7 @@ class Units:
     # (layer, attribute, entry) of the user's own code -> the axes that it counts; None: an axis that cannot shrink
     counted: dict[tuple[str, str, int | None], list[Indices | None]] = field(default_factory=dict)
     parts: list[Indices] = field(default_factory=list)  # pieces of axes that the code counts: ``x[:, :2]``
+    copies: set[int] = field(default_factory=set)  # the first numbers of axes along which all entries are alike
     minima: list[tuple[Indices, int]] = field(default_factory=list)
     outputs: list[Indices] = field(default_factory=list)
     producers: dict[str, Indices] = field(default_factory=dict)
@@ -45,6 +46,12 @@ class Units:
         """New units."""
         numbers = np.arange(self.count, self.count + count, dtype=np.int64)
         self.count += count
+        return numbers
+
+    def copied(self, count: int) -> Indices:
+        """New units for an axis along which something is repeated."""
+        numbers = self.fresh(count)
+        self.copies.add(int(numbers[0]))
         return numbers
 
     def tie(self, a: Indices, b: Indices) -> Indices:

@@ -36,6 +36,10 @@ SAME = names(
     "full_like half int lift_fresh_copy long ones_like rand_like randn_like requires_grad_ to type "
     "type_as zeros_like _to_copy"
 )
+# Element by element, in libraries that need not be there.
+_OF_LIBRARIES = names(
+    "torchvision.ops.stochastic_depth.stochastic_depth transformers.models.bloom.modeling_bloom.GeLUFunction"
+)
 _ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
 _OPERATORS = (
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
@@ -63,7 +67,7 @@ def variants(*names: str) -> list[Any]:
 
 
 @layer_rule(*ELEMENTWISE_LAYERS)
-@function_rule(*variants(*SAME), F.gumbel_softmax, "torchvision.ops.stochastic_depth.stochastic_depth")
+@function_rule(*variants(*SAME), F.gumbel_softmax, *_OF_LIBRARIES)
 def same(site: Site) -> Numbers:
     """Every position by itself, or nothing at all."""
     return site.operand().numbers

@@ -176,8 +176,19 @@ def _convolved(site: Site, x: Operand, channel: int, outputs: Indices | None) ->
     site.follow("out_channels", outputs)
     site.follow("in_channels", x.numbers[channel])
     site.produce(outputs)
-    site.fix_axes(x, range(channel + 1, x.value.dim()), "is a spatial axis of")
-    return (*x.numbers[:channel], outputs, *(None,) * (x.value.dim() - channel - 1))
+    passing = [
+        numbers if _pointwise(site, place) else None for place, numbers in enumerate(x.numbers[channel + 1 :])
+    ]
+    mixed = [channel + 1 + place for place, numbers in enumerate(passing) if numbers is None]
+    site.fix_axes(x, mixed, "is a spatial axis of")
+    return (*x.numbers[:channel], outputs, *passing)
+
+
+def _pointwise(site: Site, place: int) -> bool:
+    """Whether a layer leaves the positions of a spatial axis alone: a kernel of one, step by step."""
+    layer = site.layer if site.node.op == "call_module" else None
+    sides = ("kernel_size", "stride", "padding")
+    return layer is not None and [getattr(layer, side)[place] for side in sides] == [1, 1, 0]
 
 
 @layer_rule(nn.Embedding, nn.EmbeddingBag)

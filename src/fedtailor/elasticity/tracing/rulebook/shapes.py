@@ -113,6 +113,9 @@ def _regroup(
 ) -> list[Indices | None]:
     """One run of axes that becomes another run of the same product."""
     numbered = [dim for dim in dims if x.numbers[dim] is not None]
+    if len(numbered) > 1:  # heads of keys, each repeated for several queries: the copies are no channels of their own
+        own = [dim for dim in numbered if int(x.numbers[dim][0]) not in site.units.copies]  # type: ignore[index]
+        numbered = own or numbered[:1]
     if len(numbered) != 1 or not shape:
         site.fix_axes(x, numbered, "is merged with other channels by")
         return [None] * len(shape)
@@ -148,6 +151,10 @@ def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
         return wide[-2 if site.findings.heads == "count" else -1]
     inferred = [position for position in wide if written[position] == -1]
     computed = [p for p in wide if isinstance(written[p], fx.Node) and not site.constant(written[p])]
+    # A size that comes from no channels is that of the batch or of space, perhaps times heads: another axis is meant.
+    of_channels = [position for position in computed if site.findings.sources.get(written[position])]
+    if not inferred and not of_channels and len(wide) > len(computed) > 0:
+        wide, computed = [position for position in wide if position not in computed], []
     if not inferred and not computed and len(wide) > 1:
         site.findings.undecided[site.node] = None
         return wide[0 if site.node in site.findings.front else -1]
@@ -277,7 +284,7 @@ def expand(site: Site) -> Numbers:
     numbers: list[Indices | None] = []
     for dim, size in enumerate(site.output.shape):
         held = dim >= new and x.shape[dim - new] == size
-        axis = x.numbers[dim - new] if held else site.units.fresh(size)
+        axis = x.numbers[dim - new] if held else site.units.copied(size)
         numbers.append(axis if size > 1 else None)
         step = (*path, dim) if listed else ("args", 1 + dim)
         if (listed and dim < len(given)) or 1 + dim < len(site.node.args):

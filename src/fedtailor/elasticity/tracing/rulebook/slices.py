@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import fx
+
 from fedtailor.elasticity.groups import Indices
 from fedtailor.elasticity.tracing.rulebook.functions import meet, variants
 from fedtailor.elasticity.tracing.rules import Operand, Site, function_rule, lookup
@@ -72,10 +74,18 @@ def sliced(site: Site, x: Operand, entries: Sequence[Any], paths: Sequence[Path]
         else:
             if isinstance(entry, slice):
                 numbers.append(_slice(site, x.numbers[dim], entry, path))
-            else:
+            elif entry not in (0, -1) or not _only_measured(site.node):
                 site.units.fix(x.numbers[dim], f"is indexed by a number in {site.description}")
             dim += 1
     return (*numbers, *x.numbers[dim:])
+
+
+def _only_measured(node: fx.Node) -> bool:
+    """Whether the code asks a value for its shape and nothing else: any channel would do."""
+    measures = [user for user in node.users if user.target in ("size", "dim") or user.target is getattr]
+    return len(measures) == len(node.users) and all(
+        user.target is not getattr or user.args[1] in ("shape", "device", "dtype") for user in measures
+    )
 
 
 def _slice(site: Site, numbers: Indices | None, entry: slice, path: Path) -> Indices | None:
