@@ -147,6 +147,9 @@ class Findings:
     places: dict[fx.Node, tuple[tuple[fx.Node, tuple[Any, ...]] | None, ...]] = field(default_factory=dict)
     open: set[fx.Node] = field(default_factory=set)  # sizes that depend on others than those of channels
     heads: str = "auto"  # which axis shrinks where channels are split into heads; see ``Annotations``
+    usual: dict[tuple[str, ...], int] = field(
+        default_factory=dict
+    )  # layers (their stack) -> which of two axes shrinks
     front: frozenset[fx.Node] = frozenset()  # reshapes whose first new axis carries channels, not the last
     undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
 
