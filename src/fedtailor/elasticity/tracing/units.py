@@ -37,7 +37,9 @@ class Units:
     # (layer, attribute, entry) of the user's own code -> the axes that it counts; None: an axis that cannot shrink
     counted: dict[tuple[str, str, int | None], list[Indices | None]] = field(default_factory=dict)
     parts: list[Indices] = field(default_factory=list)  # pieces of axes that the code counts: ``x[:, :2]``
-    copies: set[int] = field(default_factory=set)  # the first numbers of axes along which all entries are alike
+    copies: set[int] = field(
+        default_factory=set
+    )  # the first numbers of axes along which all entries are alike
     minima: list[tuple[Indices, int]] = field(default_factory=list)
     outputs: list[Indices] = field(default_factory=list)
     producers: dict[str, Indices] = field(default_factory=dict)

@@ -113,7 +113,9 @@ def _regroup(
 ) -> list[Indices | None]:
     """One run of axes that becomes another run of the same product."""
     numbered = [dim for dim in dims if x.numbers[dim] is not None]
-    if len(numbered) > 1:  # heads of keys, each repeated for several queries: the copies are no channels of their own
+    if (
+        len(numbered) > 1
+    ):  # heads of keys, each repeated for several queries: the copies are no channels of their own
         own = [dim for dim in numbered if int(x.numbers[dim][0]) not in site.units.copies]  # type: ignore[index]
         numbered = own or numbered[:1]
     if len(numbered) != 1 or not shape:
