@@ -241,6 +241,10 @@ class Site:
         elif isinstance(value, fx.Node):
             for axis in self.findings.sources.get(value, ()):
                 self._computed(axis, numbers)
+            if not self.findings.sources.get(value):
+                self.units.fix(
+                    numbers, f"has a size that comes from what cannot shrink in {self.description}"
+                )
 
     def constant(self, value: Any) -> bool:
         """Whether a size is the same for every batch and every cut: a number, or computed from numbers only."""

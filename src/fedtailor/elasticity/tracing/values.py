@@ -33,6 +33,8 @@ class Value(fx.Proxy):
         # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
         if k.startswith("__") or not hasattr(self.known, k):
             raise AttributeError(f"{type(self.known).__name__!r} object has no attribute {k!r}")
+        if isinstance(getattr(self.known, k), str):  # ``x.device.type``, for ``torch.autocast``
+            return getattr(self.known, k)
         return _Attribute(self, k)
 
     def _answer(self, kind: Callable[[Any], Any]) -> Any:
