@@ -375,7 +375,8 @@ MAIN_FILES = [  # of methods: what a paper does, without its mathematics
     "methods.uniprob",
 ]  # fmt: skip
 LARGEST = dict.fromkeys(MAIN_FILES, 220)
-PUBLIC_CALL = "run.interface.train"  # whose parameters are the settings of a run
+# Whose parameters are the settings of a run, and what a person says about a module.
+PUBLIC_CALLS = ("run.interface.train", "elasticity.front_door.elastic")
 
 
 def functions(module: str) -> Iterator[tuple[str, ast.FunctionDef, int]]:
@@ -397,9 +398,9 @@ def test_files_and_functions_stay_readable():
             wrong.append(f"{module}: {lines} lines")
         for name, node, parameters in functions(module):
             length = (node.end_lineno or 0) - node.lineno + 1
-            if length > LARGEST_FUNCTION and name != PUBLIC_CALL:
+            if length > LARGEST_FUNCTION and name not in PUBLIC_CALLS:
                 wrong.append(f"{name}: {length} lines")
-            if parameters > MOST_PARAMETERS and name != PUBLIC_CALL:
+            if parameters > MOST_PARAMETERS and name not in PUBLIC_CALLS:
                 wrong.append(f"{name}: {parameters} parameters")
     assert wrong == []
 

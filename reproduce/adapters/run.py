@@ -22,10 +22,7 @@ from reproduce.shared.results import Result
 
 CONFIG = "reproduce/adapters/shakespeare-small.toml"
 PLAIN = "hetlora:sparsity_weights=false:zero_padding=false:self_pruning=false"  # every rank averaged over its holders
-METHODS = (
-    "hetlora", "hetlora:self_pruning=false", PLAIN, "flexlora", "fedavg:width=1/4",
-    "fedavg:width=1",
-)  # fmt: skip
+METHODS = ("hetlora", "flexlora", "fedavg:width=1/4", "fedavg:width=1", PLAIN, "hetlora:self_pruning=false")
 
 
 def traffic(folder: RunFolder) -> Result:

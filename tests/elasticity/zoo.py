@@ -414,7 +414,7 @@ class BidirectionalGRU(nn.Module):
         return self.fc(output[:, -1, :])
 
 
-@entry(tokens(7, 11), own_class=False, share=0.95)
+@entry(tokens(7, 11), share=0.95)
 class LSTMClassifier(nn.Module):
     """Initial states of a literal size; the last states of both layers are joined."""
 
@@ -673,7 +673,7 @@ class ViTAttention(nn.Module):
         return self.proj(x)
 
 
-@entry(images(3, 8, 8), own_class=False, share=0.95)
+@entry(images(3, 8, 8), share=0.95)
 class ViT(nn.Module):
     """Patches, class token, learned positions."""
 
@@ -697,7 +697,7 @@ class ViT(nn.Module):
         return self.head(x[:, 0])
 
 
-@entry(lambda: (torch.randint(0, 11, (3, 6)), torch.randint(0, 11, (3, 6))), own_class=False)
+@entry(lambda: (torch.randint(0, 11, (3, 6)), torch.randint(0, 11, (3, 6))))
 class SmallGPT(nn.Module):
     """Causal language model with a mask buffer, a fused projection that is split by a number, and tied embeddings."""
 

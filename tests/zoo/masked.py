@@ -50,10 +50,11 @@ class KeptChannels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replacement = _REPLACED.get(getattr(func, "__name__", ""))
-        kwargs = kwargs or {}
-        if replacement is None or func is getattr(nn.init, getattr(func, "__name__", ""), None):
-            return func(*args, **kwargs)
-        return replacement(func, *args, **kwargs)
+        return (
+            func(*args, **(kwargs or {}))
+            if replacement is None
+            else replacement(func, *args, **(kwargs or {}))
+        )
 
 
 def _alive(x: Tensor, dim: int) -> Tensor:

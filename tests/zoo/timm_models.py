@@ -125,7 +125,7 @@ ATTENTION: dict[str, tuple[int, dict[str, Any]]] = {
     "eva02_tiny_patch14_224": (28, {"img_size": 28, "depth": 2}),
     "fastvit_t8": (64, {}),
     "fastvit_mci0": (64, {}),
-    "focalnet_tiny_srf": (32, {"embed_dim": 48, **SHALLOW}),
+    "focalnet_tiny_srf": (32, {}),
     "gcvit_xxtiny": (224, {}),
     "gemma4_vit_167m": (96, {"img_size": 96, **NARROW}),
     "gmixer_12_224": (32, {"img_size": 32}),

@@ -125,8 +125,10 @@ def _wrong(
         result.kept[str(width)] = sum(value.numel() for value in named.values()) / max(1, result.parameters)
         with check._still(traced):
             problem = check.compare(model, traced, cut, weights, batch)
-            problem = problem or _extracted_differs(model, cut, weights, batch)
-            result.masked = result.masked and not _masked_differs(model, cut, weights, batch)
+            mine = _run(model.build(patch).eval(), batch)
+            if _masked_differs(model, cut, weights, batch, mine):
+                result.masked = False
+                problem = problem or _functional_differs(model, patch, batch, mine)
         if problem:
             return f"at width {width}: {problem}"
         updates.append(_trained(model, client, patch, batch))
@@ -140,18 +142,21 @@ def _run(module: torch.nn.Module, batch: Batch) -> list[Tensor]:
         return tensors_of(module(*args, **kwargs))
 
 
-def _extracted_differs(model: ElasticModel, cut: Cut, weights: dict[str, Tensor], batch: Batch) -> str:
-    patch = model.cut(weights, cut)
+def _functional_differs(model: ElasticModel, patch: Patch, batch: Batch, mine: list[Tensor]) -> str:
+    """Whether a piece that stands by itself computes something else than the cut that was checked."""
     with torch.no_grad():
-        functional = model.call(model.shell(cut), patch.values, cut, map_tensors(batch, torch.clone))
-    return check.difference(_run(model.build(patch).eval(), batch), tensors_of(functional))
+        functional = model.call(
+            model.shell(patch.cut), patch.values, patch.cut, map_tensors(batch, torch.clone)
+        )
+    return check.difference(mine, tensors_of(functional))
 
 
-def _masked_differs(model: ElasticModel, cut: Cut, weights: dict[str, Tensor], batch: Batch) -> str:
+def _masked_differs(
+    model: ElasticModel, cut: Cut, weights: dict[str, Tensor], batch: Batch, mine: list[Tensor]
+) -> str:
     masked = masked_module(model.module, model.groups, cut, weights)
     with KeptChannels():
-        theirs = _run(masked, batch)
-    return check.difference(_run(model.extract(weights, cut).eval(), batch), theirs)
+        return check.difference(mine, _run(masked, batch))
 
 
 def _trained(model: ElasticModel, client: int, patch: Patch, batch: Batch) -> Update:
@@ -186,24 +191,28 @@ def _merged_differs(
     for name, old in weights.items():
         if not old.is_floating_point() or not old.dim():
             continue
-        total, weight = (
-            torch.zeros(old.shape, dtype=torch.float64),
-            torch.zeros(old.shape, dtype=torch.float64),
-        )
+        total, weight = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for update in updates:
-            kept = [
-                kept_positions(extent, model.groups, update.patch.cut)
-                for extent in model.groups.extents[name]
-            ]
-            place = torch.meshgrid(*kept, indexing="ij")
-            total[place] += update.weight * update.patch.values[name].double()
-            weight[place] += update.weight
+            sent = update.patch.values[name].double()
+            extents = model.groups.extents[name]
+            kept = [kept_positions(extent, model.groups, update.patch.cut) for extent in extents]
+            total = total + update.weight * _laid_out(sent, kept, old.shape)
+            weight = weight + update.weight * _laid_out(torch.ones_like(sent), kept, old.shape)
         expected = torch.where(weight > 0, total / weight.clamp(min=1), old.double())
         if not torch.equal(merged[name][weight == 0], old[weight == 0]):
             return f"merging changed what nobody sent in {name}"
         if not torch.allclose(merged[name].double(), expected, rtol=1e-6, atol=1e-9):
             return f"merging {name} is not the mean over those who sent it"
     return ""
+
+
+def _laid_out(value: Tensor, kept: list[Tensor], shape: torch.Size) -> Tensor:
+    """A small tensor between zeros, at its full size."""
+    for dim, positions in enumerate(kept):
+        if len(positions) < shape[dim]:
+            wider = value.new_zeros(*value.shape[:dim], shape[dim], *value.shape[dim + 1 :])
+            value = wider.index_copy_(dim, positions, value)
+    return value
 
 
 def _what_stays(model: ElasticModel) -> str:

@@ -20,6 +20,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.prepared import with_preparation
 from fedtailor.errors import FedtailorError
+from fedtailor.objective.answers import ANSWER, answer_of
 from fedtailor.run.result import Run
 
 TOLERANCE = 1e-4  # of outputs, or of their largest number where that is above 1
@@ -80,8 +81,10 @@ def network_for(run: Run, name: str, budget: Budget | None = None, client: int |
     source = data.test if len(data.test) else data.train
     rows = torch.arange(min(COMPARED, len(source)))
     module = run.build(patches).cpu()
+    example = Inputs.of(as_given(source, preparation).take(rows))
     if preparation is None:
-        module = with_preparation(module, None, None, model.example).eval()
+        answer = ANSWER if returns_object(module, example) else None
+        module = with_preparation(module, None, None, model.example, answer).eval()
     with torch.no_grad():
         expected = flat_answers(mean_output(model, patches, source.take(rows)))
     if any(bool(each.isnan().any()) for each in expected if each.is_floating_point()):
@@ -89,11 +92,17 @@ def network_for(run: Run, name: str, budget: Budget | None = None, client: int |
             f"the network for {name} answers with NaN: the run has blown up; nothing was written"
         )
     network = Network(
-        name, tuple(patches), model, module,
-        Inputs.of(as_given(source, preparation).take(rows)), expected, dict(data.inputs()), budget,
+        name, tuple(patches), model, module, example, expected, dict(data.inputs()), budget,
     )  # fmt: skip
     refuse_other_answers(answers_of(module, network.example), network, "the extracted network")
     return network
+
+
+@torch.no_grad()
+def returns_object(module: nn.Module, inputs: Inputs) -> bool:
+    """Whether a module returns its answer in an object, beside what no file needs."""
+    output = module(*inputs.args, **inputs.kwargs)
+    return answer_of(output) is not output
 
 
 def _given(budget: Budget | None) -> Budget:

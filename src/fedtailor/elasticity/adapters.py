@@ -109,7 +109,7 @@ def rank_groups(module: nn.Module, places: Sequence[Place], keep: Sequence[str] 
         name: tuple(extent(name, axis, length) for axis, length in enumerate(value.shape))
         for name, value in tensors.items()
     }
-    producers = {
+    producers: dict[str, tuple[str, ...]] = {
         place.tensor.removesuffix(".weight"): (place.group,)
         for place in places
         if place.axis == 0 and place.tensor.endswith(".weight")

@@ -30,7 +30,7 @@ def explain(costs: ModelCosts) -> str:
     """The report behind ``ElasticModel.explain()`` and ``fedtailor profile --explain``."""
     model = costs.pieces
     parts = [
-        _summary(costs), _finding(model), _elastic(model), _fixed(model.groups), _shared(model.groups), _pieces(model),
+        _summary(costs), _elastic(model), _fixed(model.groups), _finding(model), _shared(model.groups), _pieces(model),
     ]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 

@@ -29,7 +29,8 @@ UNFIT = (RuntimeError, ValueError, IndexError)
 
 def _takes(module: nn.Module, key: str) -> bool:
     """Whether a module can be given the targets; peft's wrapping hands on whatever the network inside takes."""
-    inside = module.get_base_model() if hasattr(module, "get_base_model") else module
+    unwrap = getattr(module, "get_base_model", None)
+    inside = unwrap() if callable(unwrap) else module
     return key in inspect.signature(type(inside).forward).parameters
 
 

@@ -71,24 +71,7 @@ def build_adapted(
         import peft
     except ImportError as error:
         raise FedtailorError(NEEDED.format("peft", error)) from error
-    folder = Path(options.backbone)
-    if (folder / "config.json").is_file():
-        network = _of_folder(folder, options.head, num_classes)
-    elif options.backbone in model_names() or ":" in options.backbone:
-        network = build_model(
-            options.backbone,
-            input_shape=input_shape,
-            num_classes=num_classes,
-            symbols=vocabulary,
-            **dict(options.options),
-        )
-        if options.start:
-            load_pretrained(network, read_weights(Path(options.start)), Path(options.start))
-    else:
-        raise FedtailorError(
-            f"model.backbone = {options.backbone!r}: expected a folder with config.json and model.safetensors, as "
-            "save_pretrained writes them, or the name or import path of a network"
-        )
+    network = _backbone(options, input_shape, num_classes, vocabulary)
     settings = peft.LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
@@ -101,6 +84,27 @@ def build_adapted(
     except ValueError as error:  # peft's word for layers that are not there, or that it cannot choose itself
         raise FedtailorError(f"model.targets = {list(options.targets)!r}: {error}") from error
     return adapted
+
+
+def _backbone(
+    options: Adapters, input_shape: tuple[int, ...], num_classes: int, vocabulary: int | None
+) -> nn.Module:
+    """The network that is adapted, with the weights that it keeps."""
+    folder = Path(options.backbone)
+    if (folder / "config.json").is_file():
+        return _of_folder(folder, options.head, num_classes)
+    if options.backbone not in model_names() and ":" not in options.backbone:
+        raise FedtailorError(
+            f"model.backbone = {options.backbone!r}: expected a folder with config.json and model.safetensors, as "
+            "save_pretrained writes them, or the name or import path of a network"
+        )
+    own = dict(options.options)
+    network = build_model(
+        options.backbone, input_shape=input_shape, num_classes=num_classes, symbols=vocabulary, **own
+    )
+    if options.start:
+        load_pretrained(network, read_weights(Path(options.start)), Path(options.start))
+    return network
 
 
 def _of_folder(folder: Path, head: str, num_classes: int) -> nn.Module:

@@ -17,7 +17,8 @@ from fedtailor.elasticity.check import random_cut, shaken
 from fedtailor.elasticity.explain import elastic_share
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.tracing.rulebook.functions import same
+from fedtailor.elasticity.tracing.exported import rule_of_operation
+from fedtailor.elasticity.tracing.rulebook.functions import elementwise, same
 from fedtailor.elasticity.tracing.rules import FUNCTION_RULES
 
 
@@ -214,6 +215,52 @@ class MergedHeads(nn.Module):
 def test_heads_that_are_merged_with_the_batch_keep_their_number():
     model = traced(MergedHeads(), images(5, 3))
     assert 4 in {model.groups.counts[group] for group in model.groups.elastic}
+
+
+def test_a_size_that_comes_from_what_cannot_shrink_does_not_shrink():
+    class Stream(nn.Module):
+        """The stream stays whole (it is flipped), and with it what is reshaped to its size."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.qkv, self.out, self.head = (
+                nn.Linear(3, 8),
+                nn.Linear(8, 8),
+                nn.Linear(8, 16),
+                nn.Linear(16, 4),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x).flip(-1)
+            b, n, c = x.shape
+            return self.head(
+                self.out(self.qkv(x).reshape(b, n, 2, -1).permute(0, 1, 3, 2).reshape(b, n, c)).relu().mean(1)
+            )
+
+    model = traced(Stream(), images(5, 3), share=0.5)
+    assert "has a size that comes from what cannot shrink" in model.groups.fixed["qkv"]
+
+
+class WithoutAutocast(nn.Module):
+    """A step in full precision, whatever the rest has (EfficientViT), and an activation in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.hardswish(self.a(x), inplace=True)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            return self.b(x * 2)
+
+
+def test_the_kind_of_device_is_a_plain_word():
+    assert not any("torch.export" in remark for remark in traced(WithoutAutocast(), images(3)).remarks)
+
+
+def test_operations_in_place_have_the_rules_of_their_twins():
+    for operation in (torch.ops.aten.hardswish_.default, torch.ops.aten.leaky_relu_.default):
+        assert rule_of_operation(operation) is elementwise
 
 
 def test_the_sentence_names_the_node_where_a_function_has_no_rule():

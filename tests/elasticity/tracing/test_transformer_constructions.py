@@ -389,4 +389,4 @@ def test_little_that_can_shrink_is_a_finding():
     report = elastic(Whole().eval(), (torch.randn(3, 8), torch.tensor([0, 1, 2]))).explain()
     assert "finding: " in report
     assert "wide (+" in report
-    assert "s, checked against the masked full form in" in report
+    assert "checked against the masked full form in" in report

@@ -25,7 +25,8 @@ class Cost:
 
     params: int  # numbers that the optimiser may move; shared tensors once
     macs: int  # multiply-accumulates of one example's forward pass, one for each bias addition
-    bytes: int  # parameters and buffers, as they are stored and sent
+    # Parameters and buffers, as they are stored and sent; without what is frozen, which is neither
+    bytes: int
     training_memory: int | None = None  # bytes that training takes: an estimate; None where nobody asked
     step_time: int | None = None  # nanoseconds of one training step, measured; None where nobody asked
 

@@ -64,7 +64,8 @@ class ModelCosts:
 
     def _asked(self) -> list[object]:
         """What code that looks at values sees in the example, in the order in which it looks."""
-        with torch.no_grad(), Asked() as asked:
+        asked = Asked()
+        with torch.no_grad(), asked:
             self.pieces.forward(self.pieces.weights(), Cut.everything(), self.pieces.example)
         return asked.answers
 

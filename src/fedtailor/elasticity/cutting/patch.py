@@ -82,6 +82,11 @@ def _as_index(positions: Indices | int, length: int) -> Index:
     return torch.from_numpy(positions)
 
 
+def is_whole(where: Where) -> bool:
+    """Whether nothing of a tensor is left out."""
+    return isinstance(where, tuple) and all(isinstance(index, slice) and index == WHOLE for index in where)
+
+
 def gather(tensor: Tensor, where: Where) -> Tensor:
     """The part of ``tensor`` at ``where``, as a new tensor. Differentiable."""
     if isinstance(where, Survivors):

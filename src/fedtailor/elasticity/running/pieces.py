@@ -19,10 +19,10 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Mask, Survivors
 from fedtailor.elasticity.cutting.names import is_tagged
 from fedtailor.elasticity.cutting.patch import (
-    WHOLE,
     Patch,
     Where,
     gather,
+    is_whole,
     kept_positions,
     prefix_shape,
     scatter,
@@ -282,8 +282,7 @@ class Pieces:
             if name in cut.absent:
                 continue
             source = value if device is None else value.to(device)
-            whole = all(index == WHOLE for index in table[name])
-            values[name] = source if whole else gather(source, table[name])
+            values[name] = source if is_whole(table[name]) else gather(source, table[name])
         return {
             **values,
             **{second: values[first] for second, first in self.groups.ties.items() if first in values},
@@ -299,7 +298,7 @@ class Pieces:
             self._slices[cut] = [
                 (
                     name,
-                    () if isinstance(where, tuple) and all(index == WHOLE for index in where) else where,
+                    () if is_whole(where) else where,
                     prefix_shape(where, lengths[name]),
                 )
                 for name, where in self.table(cut).items()

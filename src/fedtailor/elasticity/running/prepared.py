@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import Any
 
 from torch import fx, nn
@@ -11,13 +12,18 @@ from fedtailor.data.batches import Batch, inputs_of
 
 
 def with_preparation(
-    network: nn.Module, preparation: nn.Module | None, key: str | None, example: Batch
+    network: nn.Module,
+    preparation: nn.Module | None,
+    key: str | None,
+    example: Batch,
+    answer: str | None = None,
 ) -> fx.GraphModule:
     """A plain module ``(preparation, network)`` that prepares one input and hands the others on.
 
     It is a graph of PyTorch's own, so that no fedtailor code is needed to run or load it. ``key`` names the input that
     is prepared, as keyword argument; None is the first one. Without a preparation it hands on all of them, and what it
-    is called with has names whatever the network's own signature says.
+    is called with has names whatever the network's own signature says. ``answer`` is what is handed out of an output
+    object; without it all that the network returns.
     """
     args, kwargs = inputs_of(example)
     graph = fx.Graph()
@@ -29,7 +35,8 @@ def with_preparation(
         given[0] = graph.call_module("preparation", (given[0],))
     else:
         named[key] = graph.call_module("preparation", (named[key],))
-    graph.output(graph.call_module("network", tuple(given), named))
+    output = graph.call_module("network", tuple(given), named)
+    graph.output(output if answer is None else graph.call_function(operator.getitem, (output, answer)))
     holder = nn.Module()
     holder.network = network
     if preparation is not None:

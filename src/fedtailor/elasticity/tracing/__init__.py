@@ -4,7 +4,8 @@
 |-----------------------------------------|----------------------------------------------------------------------|
 | `trace.py`                              | leads a module and an example batch through all that follows         |
 | `copies.py`, `example.py`               | the copies of the module and of the batch that are worked on         |
-| `recorder.py` with `source_lines.py`    | `forward` becomes a graph, computed for the example: `torch.fx`      |
+| `recorder.py` with `values.py`,         | `forward` becomes a graph, computed for the example: `torch.fx`;     |
+| `attributes.py`, `source_lines.py`      | sizes that are attributes know their place                           |
 | `exported.py`                           | the same by `torch.export`, where the code cannot be followed        |
 | `numbering.py` with `rules.py`,         | every axis of every value in the graph gets unit numbers, carried    |
 | `rulebook/`                             | from node to node by one rule per layer or function                  |

@@ -83,4 +83,7 @@ def rule_of_operation(operation: torch._ops.OpOverload) -> Rule | None:
     candidates = [FUNCTION_RULES.get(operation), FUNCTION_RULES.get(full), *found]
     if hasattr(Tensor, name):
         candidates.append(FUNCTION_RULES.get(name))
-    return next((rule for rule in candidates if rule is not None), None)
+    rule = next((rule for rule in candidates if rule is not None), None)
+    if rule is None and name.endswith("_"):  # in place: ``aten::hardswish_`` is no function of ``F``
+        rule = FUNCTION_RULES.get(getattr(F, name.rstrip("_"), None))
+    return rule

@@ -36,7 +36,7 @@ from fedtailor.elasticity.tracing.source_lines import (
     is_guard,
     user_line,
 )
-from fedtailor.elasticity.tracing.values import Value
+from fedtailor.elasticity.tracing.values import Value, of_known, stands_for
 
 FACTORIES = (
     torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
@@ -153,7 +153,7 @@ class Recorder(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         # A layer that forward makes for itself has no path; without weights, its code says how channels flow.
-        passing = m not in self.submodule_paths and not any(True for _ in m.parameters())
+        passing = m not in (self.submodule_paths or {}) and not any(True for _ in m.parameters())
         if self._computing or passing:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -280,23 +280,15 @@ def _patched(recorder: Recorder) -> Iterator[None]:
             return sized.size(0)
         return count(sized)
 
-    def is_a(thing: Any, kinds: Any) -> bool:
-        # Code asks whether a value is a tensor, a number or a tuple. A ``__class__`` would tell PyTorch's C++ so too.
-        found = ask(thing, kinds)
-        return found or (issubclass(type(thing), Value) and issubclass(thing.kind, kinds))
-
-    def limits(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda dtype: function(dtype.known if type(dtype) is not torch.dtype else dtype)
-
-    count, ask = builtins.len, builtins.isinstance
+    count = builtins.len
     original = torch.autograd.Function.__dict__["apply"]
     changes: list[tuple[Any, str, Any]] = [
         *((torch, function.__name__, recorded(function)) for function in FACTORIES),
         *((nn.utils.rnn, function.__name__, recorded(function)) for function in PACKING),
         (torch.autograd.Function, "apply", classmethod(apply)),
-        *((torch, name, limits(getattr(torch, name))) for name in ("finfo", "iinfo")),
+        *((torch, name, of_known(getattr(torch, name))) for name in ("finfo", "iinfo")),
         (builtins, "len", length),
-        (builtins, "isinstance", is_a),
+        (builtins, "isinstance", stands_for),
         # It compares the values of masks to find out whether they are causal: a hint, not a result.
         (transformer, "_detect_is_causal_mask", lambda _mask, is_causal, _size: bool(is_causal)),
     ]

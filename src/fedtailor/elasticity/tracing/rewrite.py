@@ -18,7 +18,7 @@ from torch.fx._symbolic_trace import _assert_is_none
 from torch.utils._pytree import tree_leaves
 
 from fedtailor.elasticity.groups import Indices
-from fedtailor.elasticity.tracing.rules import LiteralSize, lookup
+from fedtailor.elasticity.tracing.rules import Counted, LiteralSize, lookup
 
 SIZE = "size_"
 
@@ -214,7 +214,12 @@ def stand_in(network: fx.GraphModule, module: nn.Module) -> SizedGraph:
             graph.create_node("get_attr", name)
     for node in graph.nodes:
         node.meta = {}
+        node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _plain_number)
     return SizedGraph(network, graph, class_name=f"{type(module).__name__}Graph")
+
+
+def _plain_number(leaf: Any) -> Any:
+    return int(leaf) if isinstance(leaf, Counted) else leaf
 
 
 def plain_graph(network: SizedGraph, constants: Sequence[str]) -> fx.GraphModule:

@@ -147,6 +147,9 @@ class Findings:
     places: dict[fx.Node, tuple[tuple[fx.Node, tuple[Any, ...]] | None, ...]] = field(default_factory=dict)
     open: set[fx.Node] = field(default_factory=set)  # sizes that depend on others than those of channels
     heads: str = "auto"  # which axis shrinks where channels are split into heads; see ``Annotations``
+    usual: dict[tuple[str, ...], int] = field(
+        default_factory=dict
+    )  # layers (their stack) -> which of two axes shrinks
     front: frozenset[fx.Node] = frozenset()  # reshapes whose first new axis carries channels, not the last
     undecided: dict[fx.Node, None] = field(default_factory=dict)  # reshapes that could do either
 
@@ -238,6 +241,10 @@ class Site:
         elif isinstance(value, fx.Node):
             for axis in self.findings.sources.get(value, ()):
                 self._computed(axis, numbers)
+            if not self.findings.sources.get(value):
+                self.units.fix(
+                    numbers, f"has a size that comes from what cannot shrink in {self.description}"
+                )
 
     def constant(self, value: Any) -> bool:
         """Whether a size is the same for every batch and every cut: a number, or computed from numbers only."""

@@ -35,7 +35,7 @@ class Units:
     axes: dict[tuple[str, int], Indices] = field(default_factory=dict)  # (tensor, axis) -> unit numbers
     sizes: list[tuple[str, str, int | None, Indices]] = field(default_factory=list)
     # (layer, attribute, entry) of the user's own code -> the axes that it counts; None: an axis that cannot shrink
-    counted: dict[tuple[str, str, int | None], list[Indices | None]] = field(default_factory=dict)
+    counted: dict[tuple[str, str, int | str | None], list[Indices | None]] = field(default_factory=dict)
     parts: list[Indices] = field(default_factory=list)  # pieces of axes that the code counts: ``x[:, :2]``
     copies: set[int] = field(
         default_factory=set

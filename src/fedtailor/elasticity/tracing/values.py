@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,8 @@ class Value(fx.Proxy):
         # numpy and PyTorch look for many ways in, such as ``__cuda_array_interface__``
         if k.startswith("__") or not hasattr(self.known, k):
             raise AttributeError(f"{type(self.known).__name__!r} object has no attribute {k!r}")
+        if isinstance(getattr(self.known, k), str):  # ``x.device.type``, for ``torch.autocast``
+            return getattr(self.known, k)
         return _Attribute(self, k)
 
     def _answer(self, kind: Callable[[Any], Any]) -> Any:
@@ -94,3 +97,20 @@ class _Attribute(Value):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+_isinstance = builtins.isinstance
+
+
+def stands_for(thing: Any, kinds: Any) -> bool:
+    """``isinstance`` while code is recorded, which asks whether a value is a tensor, a number or a tuple.
+
+    A ``__class__`` of values would say so to PyTorch's C++, too, which would take them for tensors.
+    """
+    found = _isinstance(thing, kinds)
+    return found or (issubclass(type(thing), Value) and issubclass(thing.kind, kinds))
+
+
+def of_known(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of types of numbers, such as ``torch.finfo``, that also takes ``x.dtype`` of a recorded ``x``."""
+    return lambda *given: function(*(each.known if issubclass(type(each), Value) else each for each in given))

@@ -144,9 +144,10 @@ def _varying(spread: Indices) -> int | None:
 def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
     """Which of several axes shrinks: the one the code leaves open (-1), then one it computes, then the last.
 
-    The last axis means that heads stay and each of them shrinks. Where the code says nothing, tracing tries the first
-    one too (features that become an image) and keeps what lets more of the model shrink. A person may choose which of
-    heads (the last axis but one) and their dimension (the last) it is; queries, keys and values may stand before them.
+    The last axis means that heads stay and each of them shrinks. Where the code says nothing, it is what the same layer
+    does elsewhere, and tracing tries the first one too (features that become an image) and keeps what lets more of the
+    model shrink. A person may choose which of heads (the last axis but one) and their dimension (the last) it is;
+    queries, keys and values may stand before them.
     """
     wide = [position for position, size in enumerate(shape) if size > 1] or [len(shape) - 1]
     if site.findings.heads != "auto" and (len(wide) == 2 or (len(wide) == 3 and shape[wide[0]] == 3)):
@@ -157,10 +158,15 @@ def _carrier(site: Site, shape: Sequence[int], written: Sequence[Any]) -> int:
     of_channels = [position for position in computed if site.findings.sources.get(written[position])]
     if not inferred and not of_channels and len(wide) > len(computed) > 0:
         wide, computed = [position for position in wide if position not in computed], []
+    two, layer = len(wide) == 2, tuple(site.node.meta.get("nn_module_stack") or ())
     if not inferred and not computed and len(wide) > 1:
         site.findings.undecided[site.node] = None
-        return wide[0 if site.node in site.findings.front else -1]
-    return (inferred or computed or wide)[-1]
+        usual = site.findings.usual.get(layer, -1) if two else -1
+        return wide[0 if site.node in site.findings.front else usual]
+    chosen = (inferred or computed or wide)[-1]
+    if two:  # keys are split like the queries of the same layer
+        site.findings.usual.setdefault(layer, wide.index(chosen))
+    return chosen
 
 
 @function_rule(*variants("squeeze", "unsqueeze"))
