@@ -72,13 +72,13 @@ def last_perplexity(run: Result) -> float:
 
 
 def rates(dataset: str) -> Variants:
-    """One seed of every rate of the grid."""
+    """One seed of the mean itself and of every rate of the grid."""
     tried = {
         f"{name}-{rate}": (*settings, f"server.lr={rate}")
         for name, settings in SERVERS.items()
         for rate in GRID[name]
     }
-    return Variants(f"{dataset}-rates", CONFIGS[dataset], tried)
+    return Variants(f"{dataset}-rates", CONFIGS[dataset], {"mean": (), **tried})
 
 
 def servers(dataset: str) -> list[Experiment]:
