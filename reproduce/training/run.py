@@ -49,7 +49,7 @@ CLIENTS = {
         "training.warmup_steps=0",
     ),
 }
-CLIENT_GRID = {"adamw": ("0.01", "0.03"), "sgd": ("0.3", "1.0")}
+CLIENT_GRID = {"adamw": ("0.003", "0.01"), "sgd": ("0.3", "1.0")}
 RESULTS = Results(Path(__file__).parent / "results.json")
 
 
