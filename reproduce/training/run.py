@@ -35,10 +35,10 @@ SERVERS = {
     "yogi": ("server.optimiser=yogi",),
 }
 GRID = {
-    "momentum": ("0.3", "1.0"),
-    "adagrad": ("0.03", "0.1"),
-    "adam": ("0.01", "0.03"),
-    "yogi": ("0.01", "0.03"),
+    "momentum": ("0.1", "0.3", "1.0"),
+    "adagrad": ("0.01", "0.03", "0.1"),
+    "adam": ("0.003", "0.01", "0.03"),
+    "yogi": ("0.003", "0.01", "0.03"),
 }
 CLIENTS = {
     "adamw": (),  # as the config says
