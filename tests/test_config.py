@@ -171,6 +171,8 @@ def test_shipped_configs_are_valid():
         ("method.name=fjord", "method", {"name": "fjord"}, 'method.width = "1/5"'),
         ("data.dataset=mnist", "data", {"dataset": "mnist", "clients": 7}, "data.options = "),
         ("fleet.name=uniform-2", "fleet", {"name": "uniform-2"}, "fleet.tiers = "),
+        ("training.optimiser=sgd", "training", {"optimiser": "sgd", "lr": 0.01}, "training.options = "),
+        ("server.optimiser=yogi", "server", {"optimiser": "yogi", "average": 0.9}, "server.momentum = 0.5"),
     ],
 )
 def test_another_choice_drops_what_belonged_to_the_first_and_says_so(override, section, left, said):
@@ -179,6 +181,8 @@ def test_another_choice_drops_what_belonged_to_the_first_and_says_so(override, s
         "model": {"name": "cnn", "channels": [4, 8]},
         "method": {"name": "fedavg", "width": "1/5"},
         "fleet": {"tiers": [{"name": "board", "width": 0.25}]},
+        "training": {"optimiser": "adam", "lr": 0.01, "options": {"eps": 1e-6}},
+        "server": {"momentum": 0.5, "average": 0.9},
     }
     notices: list[str] = []
     config = make_config(table, [override], notices.append)

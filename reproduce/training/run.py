@@ -35,10 +35,10 @@ SERVERS = {
     "yogi": ("server.optimiser=yogi",),
 }
 GRID = {
-    "momentum": ("0.3", "1.0"),
-    "adagrad": ("0.03", "0.1"),
-    "adam": ("0.01", "0.03"),
-    "yogi": ("0.01", "0.03"),
+    "momentum": ("0.1", "0.3", "1.0"),
+    "adagrad": ("0.01", "0.03", "0.1"),
+    "adam": ("0.003", "0.01", "0.03"),
+    "yogi": ("0.003", "0.01", "0.03"),
 }
 CLIENTS = {
     "adamw": (),  # as the config says
@@ -49,7 +49,7 @@ CLIENTS = {
         "training.warmup_steps=0",
     ),
 }
-CLIENT_GRID = {"adamw": ("0.003", "0.01"), "sgd": ("0.1", "0.3")}
+CLIENT_GRID = {"adamw": ("0.003", "0.01"), "sgd": ("0.3", "1.0")}
 RESULTS = Results(Path(__file__).parent / "results.json")
 
 
@@ -72,13 +72,13 @@ def last_perplexity(run: Result) -> float:
 
 
 def rates(dataset: str) -> Variants:
-    """One seed of every rate of the grid."""
+    """One seed of the mean itself and of every rate of the grid."""
     tried = {
         f"{name}-{rate}": (*settings, f"server.lr={rate}")
         for name, settings in SERVERS.items()
         for rate in GRID[name]
     }
-    return Variants(f"{dataset}-rates", CONFIGS[dataset], tried)
+    return Variants(f"{dataset}-rates", CONFIGS[dataset], {"mean": (), **tried})
 
 
 def servers(dataset: str) -> list[Experiment]:

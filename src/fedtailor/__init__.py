@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedtailor.elasticity.tracing.rules import layer_rule as layer_rule
     from fedtailor.errors import FedtailorError as FedtailorError
     from fedtailor.fleet import Fleet as Fleet
+    from fedtailor.merging.settings import ServerSettings as ServerSettings
     from fedtailor.method import Method as Method
     from fedtailor.methods.registry import register as register
     from fedtailor.objective import Objective as Objective
@@ -35,6 +36,7 @@ _HOMES = {
     "Method": "fedtailor.method",
     "Objective": "fedtailor.objective",
     "Run": "fedtailor.run.result",
+    "ServerSettings": "fedtailor.merging.settings",
     "as_peft": "fedtailor.elasticity.adapters",
     "compare": "fedtailor.sweep.interface",
     "elastic": "fedtailor.elasticity.front_door",

@@ -47,6 +47,8 @@ CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fleet": ("name", ("tiers", "drop_scale", "devices", "deadline", "trace")),
     "model": ("name", ()),  # all others
     "method": ("name", ()),
+    "training": ("optimiser", ("options",)),
+    "server": ("optimiser", ("lr", "momentum", "betas", "eps")),
 }
 OTHERS_SAY = {  # keys that other tools have, and what stands for them here
     "learning_rate": "it is called lr", "optimizer": "it is called optimiser", "batch": "it is called batch_size",

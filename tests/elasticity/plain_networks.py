@@ -20,6 +20,7 @@ from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.models import build_model
 from fedtailor.models.attention import Attention
+from fedtailor.models.llama import GroupedAttention
 
 IMAGE, GREY, TEXT = (3, 32, 32), (1, 28, 28), (80,)
 SMALL_RESNET = {"widths": (4, 6, 8, 10), "stem": 4}
@@ -116,7 +117,7 @@ def positions(model: ElasticModel) -> dict[str, int]:
                 found[path] = output.shape[2] * output.shape[3]
             elif isinstance(layer, nn.Linear):
                 found[path] = output[0, ..., 0].numel()
-            elif isinstance(layer, nn.LSTM | nn.GRU | Attention):
+            elif isinstance(layer, nn.LSTM | nn.GRU | Attention | GroupedAttention):
                 found[path] = inputs[0].shape[1]
 
         return hook
@@ -131,6 +132,9 @@ def positions(model: ElasticModel) -> dict[str, int]:
 def _macs(layer: nn.Module, times: int) -> int:
     if isinstance(layer, Attention):  # every position looks at every other: scores, then a mean of values
         return times * times * (layer.query.weight.shape[0] + layer.value.weight.shape[0])
+    if isinstance(layer, GroupedAttention):  # the same, with values that several heads share
+        shared = layer.heads // layer.shared
+        return times * times * (layer.query.weight.shape[0] + shared * layer.value.weight.shape[0])
     # Every weight is used once per position, be it of a convolution, of a linear layer or of a gate; so is every bias.
     return times * sum(value.numel() for value in layer.parameters(recurse=False))
 
@@ -148,7 +152,9 @@ def saved_from_scratch(model: ElasticModel, cut: Cut, batch_size: int) -> int:
         inputs, labels = model.example
         inputs = torch.zeros((batch_size, *inputs.shape[1:]), dtype=inputs.dtype)
         labels = torch.zeros(batch_size, dtype=labels.dtype)
-        held = {value.untyped_storage()._cdata for value in weights.values()}
+        # Constants of a cut (tables of angles) are made anew for every step, so the graph keeps them alive.
+        weighed = (value for name, value in weights.items() if name not in model.constants)
+        held = {value.untyped_storage()._cdata for value in weighed}
         saved: dict[int, Tensor] = {}
 
         def pack(tensor: Tensor) -> Tensor:

@@ -38,16 +38,17 @@ def merge(
     weight: Callable[[Update], float],
 ) -> ServerState:
     """The state after a round: the mean over holders, and what the server makes of it."""
-    weights, moments = dict(state.weights), dict(state.moments)
+    weights, kept = dict(state.weights), {kind: dict(each) for kind, each in _kinds(state.moments)}
     for name, mean, sent in each_mean(state.weights, updates, model, weight):
         old = state.weights.get(name)
         if settings.optimises and old is not None and _is_optimised(name, old, model):
-            known = {kind: each[name] for kind, each in _kinds(moments) if name in each}
+            known = {kind: each[name] for kind, each in kept.items() if name in each}
             weights[name], found = optimised(settings, old, mean, sent, known)
             for kind, value in found.items():
-                moments[kind] = {**moments.get(kind, {}), name: value}
+                kept.setdefault(kind, {})[name] = value
         else:
             weights[name] = mean
+    moments = {**state.moments, **kept}
     if settings.average:
         moments |= _averaged(settings.average, state, weights, updates)
     if settings.active:

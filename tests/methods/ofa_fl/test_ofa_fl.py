@@ -134,7 +134,9 @@ def test_pruned_weights_stay_exactly_0_with_momentum_and_decay(density, joint, m
     def watched(self, step, batch):
         loss = take(self, step, batch)
         seen.append({n: self.held[n].detach().clone() for n in prunable(model)})
-        seen.append({n: m.clone() for n in prunable(model) if (m := self.optimiser.momenta[n]) is not None})
+        seen.append(
+            {n: m.clone() for n in prunable(model) if (m := self.optimiser.rule.momenta[n]) is not None}
+        )
         return loss
 
     monkeypatch.setattr(LocalSteps, "take", watched)
