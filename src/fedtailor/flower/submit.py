@@ -16,7 +16,7 @@ from fedtailor.flower.app_folder import write_app
 from fedtailor.flower.link import CONNECTION, Link, flwr, installed, obstacle, status_of
 
 STARTED = re.compile(r"started run (\d+)")
-RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
+RAISED = re.compile(r"([A-Za-z_][\w.]*(Error|Exception)|Exception): ")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 SAYS = ("waiting ", "round ", "error: ", "finished: ")  # how lines of our own server begin
 SILENCE_SECONDS = 120.0  # after which the SuperLink is asked whether the run goes on
