@@ -107,6 +107,20 @@ def test_a_run_that_is_only_slow_is_waited_for(tmp_path: Path, monkeypatch: pyte
     silent_run(tmp_path, monkeypatch, slow, GOING, AWAY, AWAY, AWAY, AWAY, ENDED)
 
 
+def test_the_end_of_a_superlink_is_told_without_what_the_run_had_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str | None] = [
+        "started run 5",
+        "waiting for clients: 0 of 4",
+        "round 1",
+        "Error: unavailable.",
+    ]
+    told = "^the run ended on the SuperLink: started run 5 Error: unavailable.$"
+    with pytest.raises(FedtailorError, match=told):
+        silent_run(tmp_path, monkeypatch, lines)
+
+
 def test_a_server_that_does_not_begin_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = silent_run(tmp_path, monkeypatch, ["started run 5", SILENT, "finished: here"], PENDING)
     assert heard[0].startswith(

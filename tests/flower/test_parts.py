@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from fedtailor.fleet.roster import Profile, Roster
 from fedtailor.flower.app_folder import write_app
 from fedtailor.flower.link import Link
 from fedtailor.seeds import Seeds
+from fedtailor.storage.interrupt import SIGNALS
 
 
 def test_flower_is_named_in_two_files_alone() -> None:
@@ -151,6 +155,27 @@ def test_where_a_run_goes_is_asked_before_it_goes(
     assert call(monkeypatch, "run", "c.toml", *words) == 2
     assert expected in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_stopped_by_what_batch_systems_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As by Ctrl-C: the SuperLink is told, and nothing is left behind."""
+    (tmp_path / "c.toml").write_text('[data]\ndataset = "digits"\n', encoding="utf-8")
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def stopped(*_given: object, **_options: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
+
+    monkeypatch.setattr("fedtailor.flower.submit.submit", stopped)
+    words = ("--runs", str(tmp_path), "--engine", "flower", "--superlink", "here:1")
+    try:
+        assert call(monkeypatch, "run", str(tmp_path / "c.toml"), *words) == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert "Stopped before the first round" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -63,6 +63,7 @@ def run_there(config: str, folder: Path, where: Where, *, resume: bool = False) 
     def say(line: str) -> None:
         messages.print(line, markup=False, soft_wrap=True)
 
+    _interrupt_by_any_signal()
     submit(config, folder.absolute(), link, say, resume=resume)
     if folder.exists():
         console.print(f"Files: {folder}/  (fedtailor report {folder} shows them)", markup=False)
@@ -183,8 +184,7 @@ def flower_up(
         {"partition-id": n, "num-partitions": nodes, "state": str(folder.absolute() / f"client{n}")}
         for n in range(nodes)
     ]
-    for number in SIGNALS:  # also where a shell lets those in the background ignore them
-        signal.signal(number, _as_interrupt)
+    _interrupt_by_any_signal()
     messages.print(f"Starting a SuperLink and {nodes} SuperNodes ...", markup=False)
     with simulated_link(folder, nodes) if simulation else local_link(folder, parts) as link:
         there = "will be simulated" if simulation else "are connected"
@@ -205,6 +205,12 @@ def flower_up(
                     raise typer.Exit(70)
         except KeyboardInterrupt:
             messages.print("Stopping ...", markup=False)
+
+
+def _interrupt_by_any_signal() -> None:
+    """What batch systems send is as good as Ctrl-C; also where a shell lets those in the background ignore that."""
+    for number in SIGNALS:
+        signal.signal(number, _as_interrupt)
 
 
 def _as_interrupt(_number: int, _frame: object) -> None:

@@ -1,7 +1,8 @@
 """A SuperLink and SuperNodes on this machine, over TLS with fresh keys, for trying things out.
 
-Everything lies in one folder and ends with the block: processes are stopped by their own numbers, also those that
-Flower starts itself. Nothing leaves this machine.
+Everything lies in one folder and ends with the block: processes are stopped by their own numbers, with all that is in
+their sessions. What Flower starts in sessions of its own looks after its parent, and ends some seconds later. Nothing
+leaves this machine.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from fedtailor.flower.app_folder import write_app
 from fedtailor.flower.link import CONNECTION, Link, flwr, installed, obstacle, status_of
 
 STARTED = re.compile(r"started run (\d+)")
-RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
+RAISED = re.compile(r"([A-Za-z_][\w.]*(Error|Exception)|Exception): ")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 SAYS = ("waiting ", "round ", "error: ", "finished: ")  # how lines of our own server begin
 SILENCE_SECONDS = 120.0  # after which the SuperLink is asked whether the run goes on
@@ -33,15 +33,15 @@ class Heard:
     number: str = ""  # of the run; none as long as it has not been taken
     cause: str = ""  # the first error: those that follow come from it
     said: list[str] = field(default_factory=list)  # by our own server
-    lines: list[str] = field(default_factory=list)  # the last of all
+    lines: list[str] = field(default_factory=list)  # by others: the last ones
 
     def take(self, raw: str) -> str:
         """A further line; it is returned if it is for people."""
         line = visible(COLOURS.sub("", raw).rstrip())
         self.number = found[1] if (found := STARTED.search(line)) else self.number
-        self.lines = [*self.lines[-30:], line]
         self.cause = self.cause or (line if RAISED.match(line) else "")
         if not line.startswith(SAYS):
+            self.lines = [*self.lines[-30:], line]
             return ""
         self.said.append(line)
         return line
