@@ -7,6 +7,7 @@ shrink as a whole.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -52,14 +53,22 @@ def main() -> None:
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.glob("*.json"))]
     if not rows:
         sys.exit(f"no results in {options.results}: run `make test-zoo` first")
-    options.page.write_text(page(rows), encoding="utf-8")
+    missing = without_result(rows)
+    options.page.write_text(page(rows, missing), encoding="utf-8")
     print(f"{options.page.name}: {summary(rows)}")
-    problem = shortfall(rows)
+    problem = shortfall(rows) or (f"no result yet for {', '.join(missing)}" if missing else "")
     if problem:
         sys.exit(problem)
 
 
-def page(rows: Sequence[Row]) -> str:
+def without_result(rows: Sequence[Row]) -> list[str]:
+    """Models of the catalogue that a run which was stopped has not come to."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    catalogue = importlib.import_module("zoo.catalogue").CATALOGUE
+    return [name for name in catalogue if name not in {row["model"] for row in rows}]
+
+
+def page(rows: Sequence[Row], missing: Sequence[str] = ()) -> str:
     """The page as text: the same results give the same page."""
     parts = [INTRODUCTION, counts(rows)]
     for library in LIBRARIES:
@@ -70,6 +79,12 @@ def page(rows: Sequence[Row]) -> str:
     if rest:
         lines = [f"- `{row['model']}`, {row['verdict']}: {plain(row['sentence'])}" for row in rest]
         parts.append("## What does not pass, in its own words\n\n" + "\n".join(lines) + "\n")
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        parts.append(
+            f"## Without a result\n\nThe run was stopped before it came to these {len(missing)} models of the "
+            f"catalogue: {names}.\n"
+        )
     return "\n".join(parts)
 
 

@@ -146,7 +146,7 @@ ATTENTION: dict[str, tuple[int, dict[str, Any]]] = {
     "mobilevitv2_050": (64, {}),
     "mvitv2_tiny": (64, {"img_size": 64, "depths": (1, 1, 1, 1)}),
     "naflexvit_base_patch16_gap": (32, {"depth": 2}),
-    "nest_tiny": (64, {"img_size": 64, "embed_dims": (48, 96, 192), "depths": (1, 1, 2)}),
+    "nest_tiny": (64, {"img_size": 64}),
     "nextvit_small": (32, {}),
     "pit_ti_224": (64, {"img_size": 64}),
     "poolformer_s12": (32, {}),
