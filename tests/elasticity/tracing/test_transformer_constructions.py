@@ -87,7 +87,11 @@ class Conv1D(nn.Module):
 class SplitAttention(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.split_size, self.head_dim = config.hidden_size, config.head_dim
+        self.split_size, self.head_dim, self.joined_size = (
+            config.hidden_size,
+            config.head_dim,
+            config.hidden_size,
+        )
         self.c_attn = Conv1D(3 * config.hidden_size, config.hidden_size)
         self.c_proj = Conv1D(config.hidden_size, config.hidden_size)
 
@@ -95,7 +99,8 @@ class SplitAttention(nn.Module):
         parts = self.c_attn(x).split(self.split_size, dim=2)
         q, k, v = (part.view((*part.shape[:-1], -1, self.head_dim)).transpose(1, 2) for part in parts)
         joined = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        return self.c_proj(joined.reshape(*x.shape[:-1], -1))
+        shape = joined.size()[:-2] + (self.joined_size,)  # noqa: RUF005  (as the original has it)
+        return self.c_proj(joined.contiguous().view(*shape))
 
 
 class TinyGPT(nn.Module):

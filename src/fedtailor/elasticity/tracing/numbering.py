@@ -153,7 +153,9 @@ class Numberer:
         places = self.findings.places.get(source, (None,) * len(self.findings.shapes[source]))
         if node.target is operator.getitem and isinstance(node.args[1], int | slice):
             chosen = self.findings.shapes[source][node.args[1]]
-            self.findings.places[node] = places[node.args[1]] if isinstance(node.args[1], slice) else ()
+            self.findings.places[node] = (
+                places[node.args[1]] if isinstance(node.args[1], slice) else (places[node.args[1]],)
+            )
             return chosen if isinstance(chosen, tuple) else (chosen,)
         # x.shape[:-1] + (heads, size)
         if node.target is operator.add and isinstance(node.args[1], tuple | list):

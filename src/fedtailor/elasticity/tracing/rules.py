@@ -230,6 +230,12 @@ class Site:
         """The size at ``path`` of the call (of ``node``, if given) must equal the number of kept positions."""
         node = node or self.node
         value = lookup(node, path)
+        places = self.findings.places.get(value, ()) if isinstance(value, fx.Node) else ()
+        if (
+            len(places) == 1 and places[0] is not None
+        ):  # ``x.view(*shape)``: the number stands where shape was made
+            self.sized(places[0][1], numbers, places[0][0])
+            return
         if isinstance(value, Counted):
             self.units.counted.setdefault((value.layer, value.attribute, value.index), []).append(numbers)
         if numbers is None or isinstance(value, bool):
