@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ class FlexLoRA(Method):
 
     What is no factor of an adapter (a head that is trained beside them) is averaged as ever.
     """
+
+    shared_merge: ClassVar[bool] = (
+        False  # factors come from a decomposition: there is no difference to step along
+    )
 
     def check_task(self, model: ElasticModel) -> None:
         adapters_of(model, self.name)

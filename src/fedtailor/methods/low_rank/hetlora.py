@@ -22,7 +22,7 @@ from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require
-from fedtailor.merging import WEIGHTINGS, holder_mean
+from fedtailor.merging import WEIGHTINGS, optimising
 from fedtailor.messages import Client, ServerState, Task, Update
 from fedtailor.method import Method
 from fedtailor.methods.low_rank.products import adapters_of, squared_norm
@@ -105,8 +105,8 @@ class HetLoRA(Method):
         for update in updates:
             if update.metrics.get(PRUNED):
                 prunings[str(update.client)] = prunings.get(str(update.client), 0) + 1
-        weights = holder_mean(state.weights, sent, model, weight)
-        return ServerState(state.round + 1, weights, {**state.memory, "prunings": prunings})
+        merged = optimising.merge(self.server, state, sent, model, weight)
+        return replace(merged, memory={**state.memory, "prunings": prunings})
 
     def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> Mapping[str, Any]:
         return {"clients that pruned": len(state.memory["prunings"])}
