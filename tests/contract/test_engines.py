@@ -115,7 +115,7 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
 
 
 LIKE_OTHERS = (
-    "fjord", "flanc", "ofa-fl",
+    "apfl", "flado", "fjord", "flanc", "hetlora", "ofa-fl",
     "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "flexlora", "splitmix", "uniprob",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elasticity.zoo import ChannelsFirstNorm
+from elasticity.odd_constructions import ChannelsFirstNorm
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.groups import ChannelGroups
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from elasticity.odd_constructions import ZOO
 from elasticity.traced import case
-from elasticity.zoo import ZOO
 from fedtailor.elasticity.front_door import elastic
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from elasticity.zoo import ZOO
+from elasticity.odd_constructions import ZOO
 from fedtailor.data.batches import Batch, inputs_of, map_tensors
 from fedtailor.elasticity.check import random_cut, shaken
 from fedtailor.elasticity.cutting.cut import Cut

@@ -64,6 +64,7 @@ def test_a_short_run_starts_no_process(monkeypatch):
         run(METHOD, MODEL, DATA, engine=lambda _: engine, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_workers_take_over_in_the_middle_and_nothing_changes(monkeypatch):
     monkeypatch.setattr(automatic, "HEAD_START_SECONDS", 0.0)
     here = run(METHOD, MODEL, DATA, **SETTINGS)

@@ -123,11 +123,11 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]
     ("spoil", "reason"),
     [
         (with_values(nan), "non-finite"),
-        (with_values(longer), "unreadable"),
-        (lambda reply: spoiled(reply, weightless), "bad-weight"),
-        (lambda reply: spoiled(reply, stranger), "no-answer"),
+        pytest.param(with_values(longer), "unreadable", marks=pytest.mark.slow),
+        pytest.param(lambda reply: spoiled(reply, weightless), "bad-weight", marks=pytest.mark.slow),
+        pytest.param(lambda reply: spoiled(reply, stranger), "no-answer", marks=pytest.mark.slow),
         (lambda reply: spoiled(reply, slander), "no-answer"),
-        (lambda reply: spoiled(reply, nonsense), "no-answer"),
+        pytest.param(lambda reply: spoiled(reply, nonsense), "no-answer", marks=pytest.mark.slow),
     ],
     ids=["NaN", "wrong shape", "weight", "another client", "slander", "nonsense"],
 )

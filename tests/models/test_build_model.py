@@ -83,7 +83,9 @@ def test_listing() -> None:
 
 def test_unknown_name() -> None:
     message = refusal("resnet81")
-    assert message.startswith("unknown model 'resnet81': did you mean 'resnet18'? Known: char-lstm, cnn,")
+    assert message.startswith(
+        "unknown model 'resnet81': did you mean 'resnet18'? Known: adapted, char-lstm, cnn,"
+    )
     assert "my_package.my_module:build" in message
 
 

@@ -203,10 +203,8 @@ def test_rows_after_the_generation_are_cut_off(tmp_path):
 # Crashes
 
 
-@pytest.mark.parametrize(
-    "half",
-    [pytest.param(False, id="whole writes", marks=pytest.mark.slow), pytest.param(True, id="half writes")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [False, True], ids=["whole writes", "half writes"])
 def test_every_crash_point_of_a_commit_leaves_the_old_or_the_new_round(folder, tmp_path, half):
     """SIGKILL right before each call that changes the disk, from opening the folder to removing what is not kept."""
     reference = tmp_path / "reference"

@@ -444,7 +444,8 @@ def race(work: Any, path: Path, starters: int) -> int:
     return int(wins.value)
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [2, 20])
 def test_of_ten_starters_exactly_one_wins(interrupted, tmp_path, times):
     for number in range(times):
         assert race(compete, interrupted, 10) == 1

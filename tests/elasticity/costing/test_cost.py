@@ -211,7 +211,11 @@ def dense_model() -> ElasticModel:
 
 
 @pytest.mark.parametrize(
-    "name", [slow_if(name, "mobilenetv2", "resnet50", "vit") for name in [*NETWORKS, "dense"]]
+    "name",
+    [
+        slow_if(name, "llama", "mobilenetv2", "preresnet18", "resnet50", "transformer", "vit")
+        for name in [*NETWORKS, "dense"]
+    ],
 )
 def test_curves_agree_with_the_plain_small_network(name: str) -> None:
     model = dense_model() if name == "dense" else network(name, small=True)

@@ -16,8 +16,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from elasticity.odd_constructions import ZOO
 from elasticity.traced import case, close, run, some_loss, tensors
-from elasticity.zoo import ZOO
 from fedtailor.data.batches import inputs_of, map_tensors
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix

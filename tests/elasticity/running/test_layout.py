@@ -102,6 +102,7 @@ def test_what_only_runs_is_channels_last_at_every_width_and_computes_the_same():
     assert all(value.is_contiguous() for value in patch.values.values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc to check its heap")
 def test_narrow_shortcuts_train_without_harm_to_the_heap():
     environment = {**os.environ, "MALLOC_CHECK_": "3", "PYTHONPATH": str(Path(__file__).parents[2])}

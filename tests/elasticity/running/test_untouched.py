@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elasticity.zoo import ZOO
+from elasticity.odd_constructions import ZOO
 from fedtailor.elasticity.front_door import elastic
 
 

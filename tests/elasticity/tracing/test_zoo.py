@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
+from elasticity.odd_constructions import ZOO
 from elasticity.oracle import kept_statistics, masked_module
 from elasticity.traced import case, close, run, some_loss, tensors
-from elasticity.zoo import ZOO
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.explain import elastic_share
 

@@ -121,6 +121,7 @@ def test_a_late_client_does_not_cost_the_evaluation(pool, method):
     assert later() == SCORES
 
 
+@pytest.mark.slow
 def test_a_pool_that_was_closed_still_tells(method):
     with WorkerPool(method.tell("none"), MODEL, DATA, 1) as pool:
         later = pool.measure_aside(DEPLOYED)

@@ -29,7 +29,7 @@ from fedtailor.messages import Lease, Refused, Update
 from fedtailor.seeds import Seeds
 from fedtailor.server.faults import Timely, nobody_got_through
 from fedtailor.storage.wire import DecodeError
-from helpers import Result, bits, cnn_model, differing, image_data, run, timeless
+from helpers import Result, bits, cnn_model, differing, image_data, run, slow_if, timeless
 from odd_methods import Odd
 
 SIZES = (6, 5, 7, 4)
@@ -231,7 +231,7 @@ def test_a_worker_killed_while_idle_is_not_missed(pool, method, expected):
     assert_same(expected, there(method, pool))
 
 
-@pytest.mark.parametrize("habit", ["kill", "exhaust"])
+@pytest.mark.parametrize("habit", ["kill", slow_if("exhaust", "exhaust")])
 def test_a_task_whose_worker_dies_once_is_done_again_with_the_same_seed(habit, pool, method, expected):
     method.tell(habit)
     assert_same(expected, there(method, pool))
@@ -357,6 +357,7 @@ def test_an_answer_that_cannot_be_read_is_a_worker_that_died(pool, method, expec
     assert len(spoiled) == 1
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_the_parent_leaves_the_workers_alone(pool, method, expected):
     pids = pool.pids
     child = os.fork()
@@ -369,6 +370,7 @@ def test_a_forked_copy_of_the_parent_leaves_the_workers_alone(pool, method, expe
     assert_same(expected, there(method, pool))
 
 
+@pytest.mark.slow
 def test_no_descriptor_thread_or_child_is_left(method):
     before = belongings()
     pool = WorkerPool(method.tell("none"), MODEL, DATA, 2)
