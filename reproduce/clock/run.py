@@ -75,7 +75,7 @@ EXPERIMENTS = (
 
 def draw(results: Results, folder: Path) -> None:
     """Accuracy over simulated time, rounds and buffered, the first seed."""
-    panels = []
+    panels: list[str] = []
     for experiment in EXPERIMENTS:
         runs = results.runs(experiment.name)
         series = {method: _points(runs[method]) for method in METHODS if runs.get(method)}

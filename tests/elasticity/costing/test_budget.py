@@ -394,7 +394,8 @@ def test_every_network_is_checked() -> None:
 
 
 MANY_GROUPS = (
-    "heterofl-resnet", "llama", "mobilenetv2", "preresnet18", "resnet18", "resnet50", "text-classifier", "transformer", "vit",
+    "heterofl-resnet", "llama", "mobilenetv2", "preresnet18", "resnet18", "resnet50", "text-classifier", "transformer",
+    "vit",
 )  # fmt: skip
 
 
