@@ -28,14 +28,14 @@ def test_a_report_says_what_why_and_how_much():
     assert "parameters" in lines[1]
     assert lines[1].startswith("elastic: 98.")
     assert "  decoder.weight is embedding.weight" in lines
-    assert any("is the vocabulary of 'embedding' (Embedding) at zoo.py:" in line for line in lines)
+    assert any("is the vocabulary of 'embedding' (Embedding) at odd_constructions.py:" in line for line in lines)
     assert lines[-1] == "pieces are of class TiedLanguageModel"
 
 
 def test_literal_sizes_are_reported_with_their_lines():
     report = case("LiteralLeNet").model.explain()
     assert "pieces run the traced graph of forward instead of the module's own class" in report
-    assert "'view' (view) at zoo.py:" in report
+    assert "'view' (view) at odd_constructions.py:" in report
     assert report.endswith(": 36")
 
 
