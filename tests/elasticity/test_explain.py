@@ -28,7 +28,9 @@ def test_a_report_says_what_why_and_how_much():
     assert "parameters" in lines[1]
     assert lines[1].startswith("elastic: 98.")
     assert "  decoder.weight is embedding.weight" in lines
-    assert any("is the vocabulary of 'embedding' (Embedding) at odd_constructions.py:" in line for line in lines)
+    assert any(
+        "is the vocabulary of 'embedding' (Embedding) at odd_constructions.py:" in line for line in lines
+    )
     assert lines[-1] == "pieces are of class TiedLanguageModel"
 
 
