@@ -146,11 +146,16 @@ def test_interrupted_after_every_round(name, references, tmp_path):
 SERVED = ("fedavg", "fjord", "flado", "splitmix")  # others do the same with what the server keeps
 
 
-@pytest.mark.parametrize("name", [name if name in SERVED else slow_if(name, name) for name in method_names()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in SERVED else slow_if(name, name)
+        for name in method_names()
+        if get_method(name).shared_merge
+    ],
+)
 def test_what_the_server_keeps_survives_an_interruption(name, tmp_path):
     """Moments, counts and the average over rounds, of every method that merges by the shared rule; AdamW on clients."""
-    if not get_method(name).shared_merge:
-        pytest.skip("it merges in its own way, and [server] is refused")
     settings = {
         "training": {"optimiser": "adamw", "lr": 0.01, "momentum": 0.0, "accumulate": 2, "warmup_steps": 1},
         "server": {"optimiser": "adam", "lr": 0.01, "average": 0.9},
