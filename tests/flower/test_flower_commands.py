@@ -128,6 +128,21 @@ def test_a_server_that_does_not_begin_is_told_of(tmp_path: Path, monkeypatch: py
     )
 
 
+def test_a_server_that_never_begins_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+    monkeypatch.setattr(submit, "_stop", lambda _program, number, *_: stopped.append(number))
+    pending = [PENDING] * submit.MOST_PENDING
+    told = r"has not started the server of run 5 for 30 minutes \(pending\), and was asked to stop it: Flower gives"
+    with pytest.raises(FedtailorError, match=told):
+        silent_run(tmp_path, monkeypatch, ["started run 5", *[SILENT] * 16, "finished: here"], *pending)
+    assert stopped == ["5"]
+    once_more = [*[SILENT] * 14, "round 1", *[SILENT] * 14]  # a word in between: the count begins anew
+    silent_run(tmp_path, monkeypatch, ["started run 5", *once_more, "finished: here"], *[PENDING] * 28)
+    assert stopped == ["5"]
+
+
 def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "SILENCE_SECONDS", 0.01)
     go_on = threading.Event()

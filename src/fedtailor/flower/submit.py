@@ -21,9 +21,14 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 SAYS = ("waiting ", "round ", "error: ", "finished: ")  # how lines of our own server begin
 SILENCE_SECONDS = 120.0  # after which the SuperLink is asked whether the run goes on
 MOST_UNANSWERED = 3  # questions in a row
+MOST_PENDING = 15  # the same, of a run whose server has not begun: half an hour
 NOT_BEGUN = ("pending", "starting")
 TOO_SLOW = "Flower gives a process 30 s to start and then tries again, so a machine that is too busy never gets there"
 OnLine = Callable[[str], None]
+
+
+class NotBegunError(FedtailorError):
+    """A run that the SuperLink has taken and does not start."""
 
 
 @dataclass
@@ -90,6 +95,10 @@ def submit(config: str, folder: Path, link: Link, on_line: OnLine, *, resume: bo
                 if heard.number:
                     _stop(program, heard.number, environment, on_line)
                 raise
+            except NotBegunError:
+                process.kill()
+                _stop(program, heard.number, environment, on_line)
+                raise
             except FedtailorError:
                 process.kill()
                 raise
@@ -122,12 +131,12 @@ class Silence:
 
     def __init__(self, link: Link, environment: dict[str, str], on_line: OnLine) -> None:
         self.link, self.environment, self.on_line = link, environment, on_line
-        self.unanswered, self.ended = 0, False
+        self.unanswered, self.pending, self.ended = 0, 0, False
 
     def check(self, silent: bool, run: str) -> None:
         """Where nothing was heard, ask how the run is doing; refuse one that nobody knows of, or that has ended."""
         if not silent:
-            self.unanswered, self.ended = 0, False
+            self.unanswered, self.pending, self.ended = 0, 0, False
             return
         try:
             status = self._status(run)
@@ -144,9 +153,19 @@ class Silence:
                 f"run {run} has ended on the SuperLink ({status}) while it could not be heard"
             )
         if status in NOT_BEGUN:
-            self.on_line(f"waiting for the SuperLink to start the run's server ({status}): {TOO_SLOW}")
+            self._not_begun(run, status)
         # What it said last may be on its way.
         self.unanswered, self.ended = 0, status.startswith("finished")
+
+    def _not_begun(self, run: str, status: str) -> None:
+        self.pending += 1
+        if self.pending >= MOST_PENDING:
+            minutes = SILENCE_SECONDS * self.pending / 60
+            raise NotBegunError(
+                f"the SuperLink at {self.link.address} has not started the server of run {run} for {minutes:g} minutes "
+                f"({status}), and was asked to stop it: {TOO_SLOW}. Its log says what holds it up"
+            )
+        self.on_line(f"waiting for the SuperLink to start the run's server ({status}): {TOO_SLOW}")
 
     def _status(self, run: str) -> str:
         if not run:
