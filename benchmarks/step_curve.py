@@ -1,8 +1,8 @@
-"""Whether the line that ``fedtailor bench-device`` fits says how long a step takes at widths that were not measured.
+"""Whether the curve that ``fedtailor bench-device`` draws says how long a step takes at widths that were not measured.
 
     python benchmarks/step_curve.py [--record]
 
-For three networks: steps at the five widths of ``bench``, the line through them, and steps at other widths, rounded up
+For three networks: steps at the five widths of ``bench``, the curve through them, and steps at other widths, rounded up
 to multiples of eight channels as ``method.align = 8`` does. All are measured in turns, several times; the medians are
 compared. One thread.
 """
@@ -43,7 +43,7 @@ def build(name: str, batch: int) -> ElasticModel:
 
 
 def measured(model: ElasticModel, workload: Workload, turns: int, seconds: float) -> dict[str, Any]:
-    """The line, and how far it is off at each width that it has not seen."""
+    """The curve's line, and how far the curve is off at each width that it has not seen."""
     cuts = {width: prefix(model.groups, width, ALIGN) for width in (*WIDTHS, *HELD_OUT)}
     times: dict[Fraction, list[float]] = {width: [] for width in cuts}
     for _ in range(turns):

@@ -13,7 +13,7 @@ import torch
 
 from commands import call
 from fedtailor.errors import FedtailorError
-from fedtailor.fleet.bench import Curve, Point, curve_of, free_memory
+from fedtailor.fleet.bench import Bench, Curve, Point, curve_of, free_memory
 from fedtailor.flower.device_file import curve_from, node_table, read_device, settled
 
 CURVE = Curve(overhead=0.01, rate=1e9, batch_size=10)
@@ -29,6 +29,40 @@ def test_the_curve_goes_through_what_was_measured() -> None:
     assert curve_of(bent, 10).overhead == 0.0  # a step that computes nothing takes no negative time
     with pytest.raises(FedtailorError, match="nothing can be said about MACs"):
         curve_of([Point(Fraction(1), 10**6, 0.2, 0), Point(Fraction(1), 10**7, 0.1, 0)], 10)
+
+
+def test_the_curve_bends_as_the_steps_do() -> None:
+    """Wide networks compute faster: no line goes through these, and a step between two of them lies between."""
+    steps = [(10**6, 0.02), (10**7, 0.10), (10**8, 0.40)]
+    found = curve_of([Point(Fraction(1), macs, seconds, 0) for macs, seconds in steps], 10)
+    assert found.steps == tuple((float(macs), seconds) for macs, seconds in steps)
+    for macs, seconds in [*steps, (55 * 10**6, 0.25)]:
+        assert found.seconds(macs) == pytest.approx(seconds)
+        assert found.macs(seconds) == pytest.approx(macs)
+    beyond = found.seconds(2 * 10**8)
+    assert beyond == pytest.approx(0.40 + 10**9 / found.rate)
+    assert found.macs(beyond) == 2 * 10**8
+    assert found.seconds(0) == found.overhead
+    assert found.macs(found.overhead / 2) == 0
+
+
+def test_how_far_the_curve_is_off_is_told_by_steps_that_it_has_not_seen() -> None:
+    points = [Point(Fraction(1), macs, seconds, 0) for macs, seconds in ((10, 1.0), (20, 3.0), (30, 3.0))]
+    found = Bench(tuple(points), curve_of(points, 1), None, ())
+    assert found.deviation == pytest.approx(1 / 3)  # 2.0 instead of 3.0
+    assert Bench(tuple(points[:2]), found.curve, None, ()).deviation is None
+
+
+@pytest.mark.parametrize(
+    "steps", [5, [5], [[1, 2, 3]], [[1, "x"]], [[2, 1.0], [1, 2.0]], [[1, 2.0], [2, 2.0]], [[0, 1]]]
+)
+def test_steps_of_a_file_are_pairs_that_rise(steps: Any) -> None:
+    numbers = {"overhead": 0.01, "macs_per_second": 1e9, "batch_size": 32}
+    with pytest.raises(
+        FedtailorError, match="measured.steps = .*: expected pairs of MACs and seconds, both rising"
+    ):
+        curve_from({**numbers, "steps": steps})
+    assert curve_from({**numbers, "steps": [[1, 2], [3, 4.5]]}).steps == ((1.0, 2.0), (3.0, 4.5))
 
 
 def test_limits_of_time_and_bandwidth_become_those_that_a_server_knows() -> None:

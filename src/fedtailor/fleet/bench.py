@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import torch
 
 from fedtailor.elasticity.costing.budget import amount
@@ -34,19 +36,37 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of a training step: ``overhead + macs * batch_size / rate``, with the MACs of one example."""
+    """Seconds of a training step by the MACs of one example: between steps that were measured what lies between them,
+    beyond them and without them ``overhead + macs * batch_size / rate``.
+    """
 
     overhead: float
     rate: float  # MACs of examples that are trained in a second
     batch_size: int
+    steps: tuple[tuple[float, float], ...] = ()  # MACs and seconds of measured ones, both rising
 
     def seconds(self, macs: float) -> float:
         """Of a step of a network with so many MACs."""
-        return self.overhead + macs * self.batch_size / self.rate
+        if not self.steps:
+            return self.overhead + macs * self.batch_size / self.rate
+        largest, longest = self.steps[-1]
+        beyond = max(0.0, macs - largest) * self.batch_size / self.rate
+        return longest + beyond if beyond else float(np.interp(macs, *self._known))
 
     def macs(self, seconds: float) -> int:
         """What a step of so many seconds pays for; 0 where it is over before anything is computed."""
-        return max(0, round((seconds - self.overhead) * self.rate / self.batch_size))
+        if not self.steps:
+            return max(0, round((seconds - self.overhead) * self.rate / self.batch_size))
+        largest, longest = self.steps[-1]
+        beyond = max(0.0, seconds - longest) * self.rate / self.batch_size
+        return round(largest + beyond if beyond else float(np.interp(seconds, *self._known[::-1])))
+
+    @property
+    def _known(self) -> tuple[list[float], list[float]]:
+        """MACs and seconds, from a step that computes nothing."""
+        nothing = (0.0, min(self.overhead, self.steps[0][1]))
+        macs, seconds = zip(nothing, *self.steps, strict=True)
+        return list(macs), list(seconds)
 
 
 @dataclass(frozen=True)
@@ -59,9 +79,16 @@ class Bench:
     too_large: tuple[Fraction, ...]  # widths that were not run, because they take more memory than is free
 
     @property
-    def deviation(self) -> float:
-        """How far a step that was measured lies from the curve at most, as a share of it."""
-        return max(abs(self.curve.seconds(point.macs) / point.seconds - 1) for point in self.points)
+    def deviation(self) -> float | None:
+        """How far the curve through all others is off at most at a width that was measured, as a share of its step;
+        the smallest and the largest width have others on one side alone and are not counted.
+        """
+        points, batch = self.points, self.curve.batch_size
+        others = [(each, [*points[:at], *points[at + 1 :]]) for at, each in enumerate(points)][1:-1]
+        return max(
+            (abs(curve_of(rest, batch).seconds(each.macs) / each.seconds - 1) for each, rest in others),
+            default=None,
+        )
 
 
 def bench(model: ElasticModel, workload: Workload, device: torch.device, threads: int = 1) -> Bench:
@@ -85,7 +112,8 @@ def bench(model: ElasticModel, workload: Workload, device: torch.device, threads
 
 
 def curve_of(points: Sequence[Point], batch_size: int) -> Curve:
-    """The line closest to the measured steps, by relative deviation; nothing takes less than no time.
+    """The curve through measured steps, with the line closest to them by relative deviation; nothing takes less than
+    no time.
 
     >>> line = curve_of([Point(Fraction(1), macs, 1e-3 + macs / 1e6, 0) for macs in (1000, 2000, 4000)], 1)
     >>> round(line.overhead, 9), round(line.rate), line.macs(3e-3)
@@ -103,7 +131,29 @@ def curve_of(points: Sequence[Point], batch_size: int) -> Curve:
             "steps of the wider networks take no longer here than those of the narrow ones, so nothing can be said "
             "about MACs: take a larger network or a larger batch, and nothing else that runs meanwhile"
         )
-    return Curve(overhead, 1 / slope, batch_size)
+    return Curve(overhead, 1 / slope, batch_size, rising(points))
+
+
+def rising(points: Sequence[Point]) -> tuple[tuple[float, float], ...]:
+    """MACs and seconds of steps, where neighbours that are out of order, by noise or because some numbers of channels
+    are slower than larger ones, have become their mean.
+
+    >>> rising([Point(Fraction(1), macs, seconds, 0) for macs, seconds in ((10, 2.0), (30, 6.0), (50, 4.0))])
+    ((10.0, 2.0), (40.0, 5.0))
+    """
+    pools: list[list[Point]] = []
+    for point in sorted(points, key=lambda each: each.macs):
+        pools.append([point])
+        while len(pools) > 1 and any(
+            low >= high for low, high in zip(_middle(pools[-2]), _middle(pools[-1]), strict=True)
+        ):
+            last = pools.pop()
+            pools[-1].extend(last)
+    return tuple(map(_middle, pools))
+
+
+def _middle(pool: Sequence[Point]) -> tuple[float, float]:
+    return fmean(each.macs for each in pool), fmean(each.seconds for each in pool)
 
 
 def free_memory(device: torch.device) -> int | None:

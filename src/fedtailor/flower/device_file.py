@@ -11,12 +11,14 @@ transfer_time = "30s"         # that a round may take to send the piece and to s
 overhead = 0.0004
 macs_per_second = 5.1e9
 batch_size = 32
+steps = [[120000, 0.0021], [480000, 0.0053]]    # MACs and seconds; without it, the line above
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,4 +152,25 @@ def curve_from(measured: object) -> Curve:
         dict(measured),
         "numbers of bench-device",
     )
-    return Curve(overhead, rate, int(batch))
+    return Curve(overhead, rate, int(batch), _steps(measured.get("steps", [])))
+
+
+def _steps(given: object) -> tuple[tuple[float, float], ...]:
+    """Pairs of MACs and seconds, both rising."""
+    rows = given if isinstance(given, list) else [()]
+    pairs = [row for row in rows if isinstance(row, list) and len(row) == 2 and all(map(_positive, row))]
+    steps = [(float(macs), float(seconds)) for macs, seconds in pairs]
+    fine = len(steps) == len(rows) and all(
+        low < high for one, next_one in pairwise(steps) for low, high in zip(one, next_one, strict=True)
+    )
+    require(
+        fine,
+        f"{MEASURED}.steps",
+        given,
+        "pairs of MACs and seconds, both rising, as bench-device writes them",
+    )
+    return tuple(steps)
+
+
+def _positive(number: object) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number <= LARGEST

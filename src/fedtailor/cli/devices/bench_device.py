@@ -127,7 +127,8 @@ def _measured(found: Bench, device: torch.device, threads: int) -> dict[str, Any
     curve = found.curve
     return {
         "overhead": float(f"{curve.overhead:.4g}"), "macs_per_second": float(f"{curve.rate:.4g}"),
-        "batch_size": curve.batch_size, "threads": threads, "device": device.type, "machine": platform.machine(),
+        "batch_size": curve.batch_size, "steps": [list(step) for step in curve.steps], "threads": threads,
+        "device": device.type, "machine": platform.machine(),
         "torch": torch.__version__, "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 
@@ -154,9 +155,11 @@ def _show(model: str, found: Bench, limits: dict[str, Any], device: torch.device
     where = f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
     note = f"* estimated for training on batches of {curve.batch_size}"
     console.print(Titled(f"{model} on this device ({where})", table, note))
+    off = found.deviation
+    told = f"; drawn without one of them, the curve is off there by {100 * off:.0f} % at most" if off else ""
     console.print(
         f"{amount('macs', curve.rate)}MAC/s in training, and {amount('step_time', curve.overhead * 1e9)} for each "
-        f"step; the curve is off by {100 * found.deviation:.0f} % at most.",
+        f"step{told}.",
         markup=False,
     )
     free = "unknown" if found.free is None else amount("memory", found.free)
