@@ -79,6 +79,17 @@ def test_scope_seeds_pytorch_inside_and_restores_it_after():
         assert not torch.equal(torch.rand(3), inside)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator is seeded too")
+def test_scope_writes_no_stacks(monkeypatch):
+    """Three for every client, more than a step of a small network, is what torch.manual_seed writes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Seeds(0).for_("layers"))
+        expected = torch.rand(3)
+    monkeypatch.setattr("traceback.format_stack", lambda *_: pytest.fail("a stack was written"))
+    with Seeds(0).scope("layers"):
+        assert torch.equal(torch.rand(3), expected)
+
+
 def test_scope_restores_after_an_error():
     torch.manual_seed(11)
     expected = torch.rand(3)

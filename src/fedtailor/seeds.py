@@ -57,5 +57,11 @@ class Seeds:
         The only place where the global generator is touched: layers such as dropout draw from nothing else.
         """
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.for_(purpose, client=client, round=round, step=step))
+            seed = self.for_(purpose, client=client, round=round, step=step)
+            # Without an accelerator, torch.manual_seed notes for each kind of one who called, with the stack as text:
+            # that takes longer than a step of a small network.
+            reseed = (
+                torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+            )
+            reseed(seed)
             yield
