@@ -69,7 +69,7 @@ class LocalSteps:
     def __init__(self, method: Training, task: Task, model: ElasticModel) -> None:
         self.method, self.task, self.model = method, task, model
         self.cut = task.patch.cut
-        self.layouts = Layouts(model)
+        self.layouts = model.once("layouts", lambda: Layouts(model))
         self.layout = self.layouts.at(self.cut)
         # What belongs to a tensor of the model (``conv1.weight@basis``) is trained where that tensor is.
         own = {name: plain(name) for name in task.patch.values}
@@ -179,7 +179,9 @@ def parts_of(batch: Batch, count: int, least: int = 1) -> Iterator[tuple[Batch, 
 
 def _needs_pairs(model: ElasticModel) -> bool:
     """Whether a single example cannot be trained on; batch norm needs two whether or not it tracks statistics."""
-    return any(isinstance(layer, _BatchNorm) for layer in model.module.modules())
+    return model.once(
+        "needs pairs", lambda: any(isinstance(layer, _BatchNorm) for layer in model.module.modules())
+    )
 
 
 def _leaf(value: Tensor, trainable: bool, layout: torch.memory_format) -> Tensor:

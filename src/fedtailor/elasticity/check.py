@@ -84,7 +84,8 @@ def compare(
     patch = model.cut(weights, cut)
     try:
         with torch.no_grad():
-            small = model.call(model.shell(cut), patch.values, cut, map_tensors(batch, torch.clone))
+            model.shell(cut)
+            small = model.call(patch.values, cut, map_tensors(batch, torch.clone))
     except FAILURES as error:
         return f"the small network does not run: {type(error).__name__}: {error}"
     everything = {**weights, **model.constants}
@@ -130,13 +131,13 @@ def _graph_differs(model: ElasticModel, weights: Weights, *batches: Batch) -> st
     for batch in batches:
         with torch.no_grad():
             try:
-                theirs = tensors_of(own.call(own.shell(full), weights, full, map_tensors(batch, torch.clone)))
+                own.shell(full)
+                theirs = tensors_of(own.call(weights, full, map_tensors(batch, torch.clone)))
             except FAILURES:
                 continue
             try:
-                mine = tensors_of(
-                    model.call(model.shell(full), weights, full, map_tensors(batch, torch.clone))
-                )
+                model.shell(full)
+                mine = tensors_of(model.call(weights, full, map_tensors(batch, torch.clone)))
             except FAILURES as error:
                 return f"the traced graph does not run on another batch: {type(error).__name__}: {error}"
         problem = difference(mine, theirs)

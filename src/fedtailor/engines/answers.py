@@ -45,7 +45,7 @@ def fault_of(task: Task, answer: object) -> Fault:
     if not _is_number(answer.weight) or not -LARGEST_WEIGHT <= answer.weight <= LARGEST_WEIGHT:
         return "bad-weight", "no weight"
     return (
-        _fault_in_patch(answer.patch)
+        _fault_in_patch(task, answer.patch)
         or _fault_in_metrics(task, answer.metrics)
         or _fault_in_memory(task, answer)
         or FINE
@@ -56,7 +56,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _fault_in_patch(patch: object) -> Fault | None:
+def _fault_in_patch(task: Task, patch: object) -> Fault | None:
     if not isinstance(patch, Patch) or not isinstance(patch.cut, Cut) or not isinstance(patch.values, dict):
         return MALFORMED, "no patch"
     for name, value in patch.values.items():
@@ -64,20 +64,27 @@ def _fault_in_patch(patch: object) -> Fault | None:
             return MALFORMED, f"a tensor called {one_line(repr(name), 50)}"
         if not isinstance(value, Tensor) or value.is_nested:
             return MALFORMED, f"{one_line(name, 50)} is {type(value).__name__} instead of a dense tensor"
-    if not isinstance(patch.cut.channels, Mapping) or not isinstance(patch.cut.mask, Mask | None):
-        return MALFORMED, "no cut"
-    for group, units in patch.cut.channels.items():
-        whole = isinstance(units, range) or (isinstance(units, np.ndarray) and units.dtype.kind in "iu")
-        if not isinstance(group, str) or not (whole or _are_whole(units)):
-            return MALFORMED, "no cut"
-    try:
-        cut_from(cut_value(patch.cut), None if patch.cut.mask is None else patch.cut.mask.levels)
-    except FedtailorError as error:  # units out of order, or none
-        return "out-of-lease", one_line(str(error), 200)
+    fault = None if patch.cut is task.lease.cut else _fault_in_cut(patch.cut)
+    if fault is not None:
+        return fault
     try:
         structure_of(patch.values, "patch", [], 0)
     except FedtailorError as error:
         return MALFORMED, one_line(str(error), 200)
+    return None
+
+
+def _fault_in_cut(cut: Cut) -> Fault | None:
+    if not isinstance(cut.channels, Mapping) or not isinstance(cut.mask, Mask | None):
+        return MALFORMED, "no cut"
+    for group, units in cut.channels.items():
+        whole = isinstance(units, range) or (isinstance(units, np.ndarray) and units.dtype.kind in "iu")
+        if not isinstance(group, str) or not (whole or _are_whole(units)):
+            return MALFORMED, "no cut"
+    try:
+        cut_from(cut_value(cut), None if cut.mask is None else cut.mask.levels)
+    except FedtailorError as error:  # units out of order, or none
+        return "out-of-lease", one_line(str(error), 200)
     return None
 
 

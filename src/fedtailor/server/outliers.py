@@ -61,11 +61,13 @@ def _outlier(sizes: Mapping[int, Sizes]) -> int | None:
 
 def _sizes(task: Task, update: Update, model: ElasticModel, suffixes: tuple[str, ...]) -> Sizes:
     """Of the trained tensors, or of those statistics whose names end so."""
+    own = {name: plain(name) for name in update.patch.values}
+    chosen = [n for n, p in own.items() if (p.endswith(suffixes) if suffixes else p in model.trainable)]
+    if not chosen:
+        return Sizes(0.0, 0.0)
     sent = dict(task.patch.values)
     if update.patch.cut != task.patch.cut:
         sent.update(model.narrow(task.patch, update.patch.cut).values)
-    own = {name: plain(name) for name in update.patch.values}
-    chosen = [n for n, p in own.items() if (p.endswith(suffixes) if suffixes else p in model.trainable)]
     before = [sent.get(name) for name in chosen]
     after = [update.patch.values[name] for name in chosen]
     steps = (new if old is None else new - old for new, old in zip(after, before, strict=True))

@@ -127,7 +127,7 @@ class Cut:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return (
+        return self is other or (
             isinstance(other, Cut)
             and self.key == other.key
             and self.sparse == other.sparse

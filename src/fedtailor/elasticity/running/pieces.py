@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedtailor.data.batches import Batch, inputs_of
 from fedtailor.elasticity.cutting.cut import Cut
@@ -205,18 +204,18 @@ class Pieces:
         ``scale`` multiplies the outputs of layers in training; ``replace`` substitutes the computation of layers.
         In ``train`` and ``calibrate`` mode running statistics among ``weights`` are updated in place.
         """
-        shell = self._shell.fit(cut, mode, weights)
+        self._shell.fit(cut, mode, weights)
         with self._shell.altered(scale if mode == "train" else None, replace):
-            return answer_of(self.call(shell, weights, cut, batch))
+            return answer_of(self.call(weights, cut, batch))
 
-    def call(self, shell: nn.Module, weights: Mapping[str, Tensor], cut: Cut, batch: Batch) -> Any:
-        """All that the module returns, run as ``shell`` has been set."""
+    def call(self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch) -> Any:
+        """All that the module returns, run as ``shell`` or ``forward`` have set it."""
         args, kwargs = inputs_of(batch)
-        return functional_call(shell, self.complete(weights, cut), args, kwargs, tie_weights=False)
+        return self._shell.call(self.complete(weights, cut), args, kwargs)
 
     def shell(self, cut: Cut) -> nn.Module:
         """The module without weights at the sizes of a cut; the next call of ``forward`` resizes it."""
-        return self._shell.fit(cut, "eval", self.groups.extents)
+        return self._shell.lent(cut, self.groups.extents)
 
     @property
     def own_class(self) -> bool:
