@@ -15,7 +15,7 @@ from fractions import Fraction
 import results
 import torch
 
-from fedtailor.methods.ofa_fl.pruning import prune, unpruned
+from fedtailor.methods.pruning import prune, unpruned
 
 LAYERS, SHAPE = 10, (1100, 1000)
 RATIOS = [Fraction(fifths, 5) for fifths in (4, 3, 2, 1)]

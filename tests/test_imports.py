@@ -99,11 +99,12 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"front_door"},
     ],
     "methods": [
-        {"registry", "dropping"},
+        {"registry", "dropping", "pruning", "masks"},
         {
             "apfl",
             "fedavg",
             "federated_dropout",
+            "fiarse",
             "fjord",
             "flanc",
             "heterofl",
@@ -222,7 +223,7 @@ def test_a_method_knows_the_mathematics_and_not_the_machinery():
 def test_a_paper_is_a_folder_that_nobody_else_knows():
     """Deleting the folder deletes the method: only what extends it imports it, and that is a method too."""
     papers = [path.parent.name for path in ROOT.glob("methods/*/__init__.py")]
-    assert sorted(papers) == ["apfl", "fjord", "flado", "flanc", "low_rank", "ofa_fl"]
+    assert sorted(papers) == ["apfl", "fiarse", "fjord", "flado", "flanc", "low_rank", "ofa_fl"]
     for paper in papers:
         home = f"methods.{paper}"
         outside = [m for m in MODULES if not inside(m, home) and any(inside(n, home) for n in own_imports(m))]
@@ -369,8 +370,9 @@ def test_the_rules_see_what_they_should():
 
 LARGEST_FILE, LARGEST_FUNCTION, MOST_PARAMETERS, MOST_FILES = 350, 50, 8, 15
 MAIN_FILES = [  # of methods: what a paper does, without its mathematics
-    "methods.apfl.apfl", "methods.apfl.fedcs", "methods.apfl.fedpa", "methods.fjord.fjord", "methods.flado.flado",
-    "methods.flanc.flanc", "methods.low_rank.hetlora", "methods.low_rank.flexlora", "methods.ofa_fl.ofa_fl",
+    "methods.apfl.apfl", "methods.apfl.fedcs", "methods.apfl.fedpa", "methods.fiarse.fiarse",
+    "methods.fjord.fjord", "methods.flado.flado", "methods.flanc.flanc", "methods.low_rank.hetlora",
+    "methods.low_rank.flexlora", "methods.ofa_fl.ofa_fl",
     "methods.fedavg", "methods.federated_dropout", "methods.fedrolex", "methods.heterofl", "methods.splitmix",
     "methods.uniprob",
 ]  # fmt: skip

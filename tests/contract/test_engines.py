@@ -116,7 +116,8 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
 
 LIKE_OTHERS = (
     "apfl", "flado", "fjord", "flanc", "hetlora", "ofa-fl",
-    "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "flexlora", "splitmix", "uniprob",
+    "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "fiarse", "flexlora",
+    "splitmix", "uniprob",
 )  # fmt: skip
 
 

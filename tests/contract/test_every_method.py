@@ -49,6 +49,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "fedpa": {"architectures": {"0": {"0": 1, "4": 3}, "1": {"0": 2, "4": 1}, "2": {"0": 4, "4": 2}}},
     "fedrolex": {},
     "feduniform": {},
+    "fiarse": {},
     "fjord": {},
     "flado": {"sketch": 64},
     "flanc": {"widths": [0.5, 1]},
@@ -59,7 +60,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "splitmix": {"base": 0.5},
     "uniprob": {},
 }
-METHODS_SEEN = 17
+METHODS_SEEN = 18
 
 # Tensors that a merge makes anew as a whole, because of what was sent the product alone is merged.
 REMADE = {"flexlora": {"2.up.weight", "2.down.weight"}}

@@ -35,6 +35,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedpa": ("fedpa", {"architectures": {"0": {"0": 1, "4": 4}, "4": {"0": 3, "4": 8}}}),
     "fedrolex": ("fedrolex", {"phase": "independent"}),
     "feduniform": ("feduniform", {"recalibrate": True}),
+    "fiarse": ("fiarse", {}),
+    "fiarse-channels": ("fiarse", {"granularity": "channels", "norm": "averaged"}),
     "fjord": ("fjord", {}),
     "fjord-per-width": ("fjord", {"norm": "per_width"}),
     "fjord-random": ("fjord", {"random_drop": 0.4}),

@@ -28,7 +28,7 @@ from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet, Tier
 from fedtailor.messages import Client, Lease, Task, Update
 from fedtailor.methods.ofa_fl.ofa_fl import OFAFL
-from fedtailor.methods.ofa_fl.pruning import prunable
+from fedtailor.methods.pruning import prunable
 from fedtailor.seeds import Seeds
 from fedtailor.server.checking import check_update
 from fedtailor.server.loop import run_rounds

@@ -83,7 +83,7 @@ def slowed(
 
 def on_filter(values: Tensor, name: str, cut: Cut, model: ElasticModel) -> Tensor | None:
     """The values of the units that a weight or bias makes, shaped like it; None where it makes none."""
-    place = model.once(("filters",), lambda: _filters(model)).get(name)
+    place = filters(model).get(name)
     if place is None:
         return None
     shape = [1] * len(model.groups.extents[name])
@@ -91,11 +91,15 @@ def on_filter(values: Tensor, name: str, cut: Cut, model: ElasticModel) -> Tenso
     return model.units.along(values, place, cut).view(shape)
 
 
-def _filters(model: ElasticModel) -> dict[str, Place]:
+def filters(model: ElasticModel) -> dict[str, Place]:
     """Of every weight and bias of a layer that makes units, the axis on which these lie."""
-    owned = [name for name in model.parameters if name.rpartition(".")[0] in model.groups.producers]
-    made = {name: model.units.made_by(name) for name in owned}
-    return {name: place for name, place in made.items() if place is not None}
+
+    def found() -> dict[str, Place]:
+        owned = [name for name in model.parameters if name.rpartition(".")[0] in model.groups.producers]
+        made = {name: model.units.made_by(name) for name in owned}
+        return {name: place for name, place in made.items() if place is not None}
+
+    return model.once(("filters",), found)
 
 
 def started(weights: Weights, probability: float, model: ElasticModel) -> Weights:

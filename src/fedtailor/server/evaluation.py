@@ -172,16 +172,22 @@ def _statistics_of_some(
 
 
 def _can_run(setup: Setup, state: ServerState, budget: Budget, cut: Cut) -> bool:
-    """Whether a budget pays for a cut; single weights are left out in the method's own cuts only."""
+    """Whether a budget pays for a cut; single weights are left out in the method's own cuts only.
+
+    How many units or weights it keeps decides, not which: a method may choose them by other things than their order.
+    """
     method, model = setup.method, setup.model
     if budget.density is not None or cut.sparse is not None:
-        return method.cut_for(state, budget, model).holds(cut)
+        own = method.cut_for(state, budget, model)
+        return own.holds(cut) or model.cost(own).params >= model.cost(cut).params
     if cut.absent:  # no prefix holds it: what it costs decides
         width = budget.width
         wide = width is None or cut.share(model.groups) <= as_width(width)
         return wide and meets(model.costs, cut, budget, method.workload)
     try:
-        return fit(model.costs, budget, method.align, workload=method.workload).holds(cut)
+        own = fit(model.costs, budget, method.align, workload=method.workload)
+        pairs = zip(model.costs.counts(own), model.costs.counts(cut), strict=True)
+        return own.holds(cut) or all(ours >= theirs for ours, theirs in pairs)
     except TooSmallError:  # a method that looks at no budget gives it a piece all the same
         return False
 

@@ -18,7 +18,7 @@ from fedtailor.elasticity.cutting.patch import Patch, gather, scatter
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
 from fedtailor.merging import holder_mean
-from fedtailor.methods.ofa_fl.pruning import apportion, largest, prunable, prune, unpruned
+from fedtailor.methods.pruning import apportion, largest, prunable, prune, unpruned
 from fedtailor.storage.sparse_file import load_sparse, load_sparse_parts, save_sparse
 from helpers import bits, cnn_model, differing, mlp_model, update_of
 

@@ -20,7 +20,7 @@ from fedtailor.fleet import Fleet, Tier
 from fedtailor.messages import Client, ServerState
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.ofa_fl.ofa_fl import OFAFL
-from fedtailor.methods.ofa_fl.pruning import prunable
+from fedtailor.methods.pruning import prunable
 from fedtailor.seeds import Seeds
 from helpers import bits, cnn_model, differing, image_data, mlp_model, run, snapshot, tiny_mlp, vector_data
 

@@ -26,8 +26,8 @@ from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require
 from fedtailor.messages import Client, Lease, Metrics, ServerState, Task, Update
 from fedtailor.method import Method
-from fedtailor.methods.ofa_fl.masks import mask_factors, masked
-from fedtailor.methods.ofa_fl.pruning import prunable, prune, requirements, rewind, unpruned
+from fedtailor.methods.masks import mask_factors, masked
+from fedtailor.methods.pruning import prunable, prune, requirements, rewind, unpruned
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
 
