@@ -74,13 +74,13 @@ FLOORS: list[set[str]] = [
     {"client", "fleet", "merging"},
     {"method"},
     {"methods", "storage"},
-    {"engines"},
+    {"engines", "audit"},
     {"server"},
     {"config"},
     {"report"},  # made from run folders alone
     {"progress"},
     {"run"},
-    {"sweep", "flower", "deploying"},
+    {"sweep", "flower", "deploying", "attacks"},
     {"cli"},
     {"__main__"},
 ]

@@ -43,7 +43,9 @@ def test_a_script_lists_its_commands(paper, monkeypatch, capsys):
     runpy.run_path(str(ROOT / "reproduce" / paper / "run.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert lines
-    assert all(line.startswith(("fedtailor compare ", "fedtailor run ")) for line in lines)
+    assert all(
+        line.startswith(("fedtailor compare ", "fedtailor run ", "fedtailor attack ")) for line in lines
+    )
 
 
 def figures(script: Any, folder: Path, experiment: str, method: str, *settings: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedtailor.elasticity.tracing.rules import layer_rule as layer_rule
     from fedtailor.errors import FedtailorError as FedtailorError
     from fedtailor.fleet import Fleet as Fleet
+    from fedtailor.merging.robust.settings import MergeSettings as MergeSettings
     from fedtailor.merging.settings import ServerSettings as ServerSettings
     from fedtailor.method import Method as Method
     from fedtailor.methods.registry import register as register
@@ -33,6 +34,7 @@ _HOMES = {
     "FedtailorError": "fedtailor.errors",
     "Fleet": "fedtailor.fleet",
     "LocalTraining": "fedtailor.client.local_training",
+    "MergeSettings": "fedtailor.merging.robust.settings",
     "Method": "fedtailor.method",
     "Objective": "fedtailor.objective",
     "Run": "fedtailor.run.result",

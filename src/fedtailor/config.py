@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedtailor.audit.settings import AuditSettings
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.datasets import dataset_names
 from fedtailor.data.federated import DataSettings
@@ -22,6 +23,7 @@ from fedtailor.data.own import looks_like_path
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
+from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.method import SECTIONS, Method, own_settings
 from fedtailor.methods.registry import get_method, method_names
@@ -49,6 +51,7 @@ CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "method": ("name", ()),
     "training": ("optimiser", ("options",)),
     "server": ("optimiser", ("lr", "momentum", "betas", "eps")),
+    "merge": ("rule", ("bound", "trim", "attackers")),
 }
 OTHERS_SAY = {  # keys that other tools have, and what stands for them here
     "learning_rate": "it is called lr", "optimizer": "it is called optimiser", "batch": "it is called batch_size",
@@ -82,12 +85,14 @@ class RunConfig:
     method: Table = field(default_factory=lambda: {"name": "heterofl"})
     training: Table = field(default_factory=dict)
     server: Table = field(default_factory=dict)
+    merge: Table = field(default_factory=dict)
     stopping: Stopping = field(default_factory=Stopping)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     norm: NormSettings = field(default_factory=NormSettings)
     asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
 
     def __post_init__(self) -> None:
         expected = f"letters, digits, '-', '_' and '.', at most {LONGEST_NAME} bytes"
@@ -111,11 +116,17 @@ class RunConfig:
 
     @cached_property
     def built_method(self) -> Method:
-        """The method with its settings; what [training] and [server] do not say is the method's own default."""
-        return build_method(self.method, self.training, self.rounds, self.server)
+        """The method with its settings; what [training], [server] and [merge] leave open is the method's default."""
+        return build_method(self.method, self.training, self.rounds, self.server, self.merge)
 
 
-def build_method(table: Settings, training: Settings, rounds: int, server: Settings | None = None) -> Method:
+def build_method(
+    table: Settings,
+    training: Settings,
+    rounds: int,
+    server: Settings | None = None,
+    merge: Settings | None = None,
+) -> Method:
     """The method that a table names, with its other entries as settings; ``name`` may be the class itself."""
     name = table["name"]
     method: type[Method] = name if isinstance(name, type) else get_method(str(name))
@@ -126,8 +137,9 @@ def build_method(table: Settings, training: Settings, rounds: int, server: Setti
             raise unknown(f"setting of method {method.name}", key, known)
     own = {item.name: vars(item.default) for item in dataclasses.fields(method) if item.name in SECTIONS}
     local = validated(LocalTraining, {**own["local"], **training, "rounds": rounds}, "training")
-    merging = validated(ServerSettings, {**own["server"], **(server or {})}, "server")
-    return validated(method, {**settings, "local": local, "server": merging}, "method")
+    stepping = validated(ServerSettings, {**own["server"], **(server or {})}, "server")
+    merging = validated(MergeSettings, {**own["merging"], **(merge or {})}, "merge")
+    return validated(method, {**settings, "local": local, "server": stepping, "merging": merging}, "method")
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -300,7 +312,9 @@ def anchored_value(key: str, value: Any, folder: Path) -> Any:
         return f"{_whole(f'{file}.py', folder)}:{name}"
     own = key == "data.dataset" and value not in dataset_names()
     is_path = own and (looks_like_path(value) or os.path.isdir(folder / value))
-    named = key in ("model.weights", "fleet.trace") or (key == "fleet.devices" and value.endswith(TABLES))
+    named = key in ("model.weights", "fleet.trace", "audit.key") or (
+        key == "fleet.devices" and value.endswith(TABLES)
+    )
     return _whole(value, folder) if is_path or (named and value) else value
 
 
@@ -324,6 +338,7 @@ def to_toml(config: RunConfig) -> str:
     settings = {name: getattr(method, name) for name in own_settings(method)}
     table["method"] = {"name": config.method["name"], **settings}
     table["server"] = dataclasses.asdict(method.server)
+    table["merge"] = dataclasses.asdict(method.merging)
     table["training"] = {k: v for k, v in dataclasses.asdict(method.local).items() if k != "rounds"}
     lines = [f"{key} = {as_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, section in table.items():

@@ -35,11 +35,12 @@ from fedtailor.elasticity.running.norm import NormPolicy, Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import require, unknown
 from fedtailor.merging import WEIGHTINGS, optimising
+from fedtailor.merging.robust.settings import MergeSettings, refuse_own_rule
 from fedtailor.merging.settings import ServerSettings, refuse_own_merge
 from fedtailor.messages import Client, Deployed, Lease, Metrics, ServerState, Task, Update
 from fedtailor.seeds import Seeds
 
-SECTIONS = ("local", "server")  # fields that are tables of a config of their own, [training] and [server]
+SECTIONS = ("local", "server", "merging")  # fields that are tables of a config: [training], [server], [merge]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Method:
     policies: ClassVar[tuple[Policy, ...]] = norm.FOR_ANY_METHOD  # values of ``norm`` that make sense for it
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS  # limits it keeps to; None: looks at none
 
-    # Whether ``merge`` is, or calls, that of this class: settings of [server] act there, and nowhere else.
+    # Whether ``merge`` is, or calls, that of this class: [server] and [merge] act there, and nowhere else.
     shared_merge: ClassVar[bool] = True
     rules: ClassVar[tuple[str, ...]] = (
         "norm",
@@ -64,6 +65,7 @@ class Method:
     weighting: Literal["samples", "count"] = "samples"  # clients count by their examples, or all alike
     align: int = 1  # round widths up to a multiple, for hardware that likes 8 or 16
     server: ServerSettings = ServerSettings()  # [server]
+    merging: MergeSettings = MergeSettings()  # [merge]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -79,6 +81,7 @@ class Method:
         check_follows_cuts(self.local, self.inactive)
         if not self.shared_merge:
             refuse_own_merge(self.server, self.name)
+            refuse_own_rule(self.merging, self.name)
 
     def for_fleet(self, budgets: Sequence[Budget], model: ElasticModel) -> Self:
         """Itself, with what it settles only when it knows the budgets of all tiers."""
@@ -175,8 +178,8 @@ class Method:
         return sum(losses[1:], losses[0]) / len(losses)
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
-        """The next state: the mean over holders, and what [server] makes of it."""
-        return optimising.merge(self.server, state, updates, model, WEIGHTINGS[self.weighting])
+        """The next state: the mean over holders, or the rule of [merge], and what [server] makes of it."""
+        return optimising.merge(self.server, state, updates, model, WEIGHTINGS[self.weighting], self.merging)
 
     @property
     def chooses(self) -> bool:
@@ -230,5 +233,5 @@ class Method:
 
 
 def own_settings(method: Method | type[Method]) -> dict[str, Field[Any]]:
-    """The settings of [method], by name; those of [training] and [server] are not among them."""
+    """The settings of [method], by name; those of other tables are not among them."""
     return {item.name: item for item in fields(method) if item.name not in SECTIONS}

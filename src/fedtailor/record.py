@@ -103,6 +103,11 @@ class RoundRecord:
     deployed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # tier -> cost of a prediction
     reported: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # client -> its own metrics
     method: Mapping[str, Any] = field(default_factory=dict)  # what ``Method.notes`` returned
+    merge: Mapping[str, Sequence[int]] = field(
+        default_factory=dict
+    )  # clients that [merge] clipped, or left unheard
+    audit: Mapping[str, Any] | None = None  # of runs with a signed log: leases, verdicts, digests
+    privacy: Mapping[str, Any] | None = None  # what the round spent of it, where that is counted
     coverage: Sequence[Covered] = ()  # equal cuts of merged updates
     seconds: float = 0.0
     by_tier: Mapping[str, TierSpent] = field(default_factory=dict)  # ``training`` by the clients' tiers
@@ -178,6 +183,7 @@ KEYS = {
     "deployed": "deployed",
     "reported": "reported",
     "method": "method",
+    "merge": "merge",
     "simulated": "simulated",
 }
 SOMETIMES = (
@@ -191,6 +197,7 @@ SOMETIMES = (
     "deployed",
     "reported",
     "method",
+    "merge",
     "simulated",
 )  # not written where there is nothing
 

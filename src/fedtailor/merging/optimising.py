@@ -22,12 +22,15 @@ from fedtailor.elasticity.cutting.names import plain
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError
 from fedtailor.merging.holders import each_mean
+from fedtailor.merging.robust.merging import each_merged, heard
+from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.messages import ServerState, Update
 
 Moments = dict[str, Tensor]  # by kind; each has the shape of the weights
 COUNT = "steps"  # of Adam: how often each coordinate was sent
 AVERAGE, AVERAGED, ROUND = "average", "averaged", "round"
+VERDICT = "verdict"  # of a robust rule: who was shortened or not heard in this round
 
 
 def merge(
@@ -36,10 +39,14 @@ def merge(
     updates: Sequence[Update],
     model: ElasticModel,
     weight: Callable[[Update], float],
+    rule: MergeSettings = MergeSettings(),
 ) -> ServerState:
-    """The state after a round: the mean over holders, and what the server makes of it."""
+    """The state after a round: the mean over holders, or what a robust rule puts in its place, and what the server
+    makes of it."""
     weights, kept = dict(state.weights), {kind: dict(each) for kind, each in _kinds(state.moments)}
-    for name, mean, sent in each_mean(state.weights, updates, model, weight):
+    hearing = heard(rule, state.weights, updates, model, weight) if rule.active else None
+    means = each_mean(state.weights, updates, model, weight) if hearing is None else each_merged(hearing)
+    for name, mean, sent in means:
         old = state.weights.get(name)
         if settings.optimises and old is not None and _is_optimised(name, old, model):
             known = {kind: each[name] for kind, each in kept.items() if name in each}
@@ -51,7 +58,9 @@ def merge(
     moments = {**state.moments, **kept}
     if settings.average:
         moments |= _averaged(settings.average, state, weights, updates)
-    if settings.active:
+    if hearing is not None:
+        moments[VERDICT] = hearing.verdict
+    if settings.active or rule.active:
         moments[ROUND] = state.round + 1
     return replace(state, round=state.round + 1, weights=weights, moments=moments)
 
@@ -63,7 +72,7 @@ def _is_optimised(name: str, old: Tensor, model: ElasticModel) -> bool:
 
 
 def _kinds(moments: dict[str, Any]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    return ((kind, each) for kind, each in moments.items() if kind not in (AVERAGE, AVERAGED, ROUND))
+    return ((kind, each) for kind, each in moments.items() if kind not in (AVERAGE, AVERAGED, ROUND, VERDICT))
 
 
 def optimised(
@@ -179,10 +188,14 @@ def to_train(measured: ServerState, state: ServerState) -> ServerState:
     return replace(measured, weights={**measured.weights, **own}) if own else measured
 
 
-def check_applied(settings: ServerSettings, method: str, state: ServerState) -> None:
+def check_applied(
+    settings: ServerSettings, method: str, state: ServerState, rule: MergeSettings = MergeSettings()
+) -> None:
     """Refuse a method whose ``merge`` forgot the shared one: its state was not stepped in this round."""
-    if settings.active and state.moments.get(ROUND) != state.round:
-        raise FedtailorError(
-            f"{settings}: {method}.merge did not call the shared merge, on which [server] acts; expected "
-            "super().merge(state, updates, model) in it, or shared_merge = False in its class and nothing in [server]"
-        )
+    for section, each in (("server", settings), ("merge", rule)):
+        if each.active and state.moments.get(ROUND) != state.round:
+            raise FedtailorError(
+                f"{each}: {method}.merge did not call the shared merge, on which [{section}] acts; expected "
+                "super().merge(state, updates, model) in it, or shared_merge = False in its class and nothing in "
+                f"[{section}]"
+            )

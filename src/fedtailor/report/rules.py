@@ -14,13 +14,18 @@ from typing import Any
 
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.running.norm import FOR_ANY_METHOD
+from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.methods.registry import get_method, method_names
 
 # A run of an earlier version, whose config does not know a setting yet, was run with its default.
 UNSAID = {
     f"{table}.{key}": str(list(value) if isinstance(value, tuple) else value)
-    for table, settings in (("training", LocalTraining()), ("server", ServerSettings()))
+    for table, settings in (
+        ("training", LocalTraining()),
+        ("server", ServerSettings()),
+        ("merge", MergeSettings()),
+    )
     for key, value in asdict(settings).items()
     if value is not None
 }
@@ -37,7 +42,7 @@ def rules_of(config: Settings) -> dict[str, str]:
     method = config.get("method", {})
     name = method.get("name", "")
     kept = get_method(name).rules if name in method_names() else ("norm", "weighting", "align")
-    tables = {name: config.get(name, {}) for name in ("training", "server")}
+    tables = {name: config.get(name, {}) for name in ("training", "server", "merge")}
     rules = UNSAID | {
         f"{name}.{key}": str(value) for name, table in tables.items() for key, value in table.items()
     }

@@ -17,6 +17,7 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError, require
 from fedtailor.fleet import Fleet, FleetSettings, fleet_by_name
 from fedtailor.fleet.presets import build_fleet
+from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.method import Method
 from fedtailor.models import build_model
@@ -30,7 +31,12 @@ FleetLike = Fleet | str | Mapping[str, Any] | list[Any] | tuple[Any, ...]
 MethodLike = Method | type[Method] | str | Mapping[str, Any]
 TrainingLike = LocalTraining | Mapping[str, Any] | None
 ServerLike = ServerSettings | Mapping[str, Any] | None
-TABLES = {"training": '{"lr": 0.05, "epochs": 2}', "server": '{"optimiser": "adam", "lr": 0.01}'}
+MergeLike = MergeSettings | Mapping[str, Any] | None
+TABLES = {
+    "training": '{"lr": 0.05, "epochs": 2}',
+    "server": '{"optimiser": "adam", "lr": 0.01}',
+    "merge": '{"rule": "trimmed-mean"}',
+}
 
 
 def run_settings(**given: Any) -> RunConfig:
@@ -82,16 +88,23 @@ def _tier(number: int, entry: Any) -> dict[str, Any]:
     )
 
 
-def method_with(given: MethodLike, training: TrainingLike, rounds: int, server: ServerLike = None) -> Method:
-    """The method that was meant, with settings of [training] and [server]; mappings leave the others as they are."""
+def method_with(
+    given: MethodLike,
+    training: TrainingLike,
+    rounds: int,
+    server: ServerLike = None,
+    merge: MergeLike = None,
+) -> Method:
+    """The method that was meant, with settings of [training], [server] and [merge]; mappings leave the others as is."""
+    local, stepping, merging = _table(training, "training"), _table(server, "server"), _table(merge, "merge")
     if isinstance(given, Method):
-        local, merging = given.local, given.server
-        if training is not None:
-            local = validated(LocalTraining, {**vars(local), **_table(training, "training")}, "training")
-        if server is not None:
-            merging = validated(ServerSettings, {**vars(merging), **_table(server, "server")}, "server")
-        return dataclasses.replace(given, local=dataclasses.replace(local, rounds=rounds), server=merging)
-    return build_method(method_table(given), _table(training, "training"), rounds, _table(server, "server"))
+        return dataclasses.replace(
+            given,
+            local=validated(LocalTraining, {**vars(given.local), **local, "rounds": rounds}, "training"),
+            server=validated(ServerSettings, {**vars(given.server), **stepping}, "server"),
+            merging=validated(MergeSettings, {**vars(given.merging), **merging}, "merge"),
+        )
+    return build_method(method_table(given), local, rounds, stepping, merging)
 
 
 def method_table(given: MethodLike) -> dict[str, Any]:
@@ -122,7 +135,7 @@ def toml_value(text: str) -> Any:
 def _table(given: Any, name: str) -> dict[str, Any]:
     if given is None:
         return {}
-    if isinstance(given, LocalTraining | ServerSettings):
+    if isinstance(given, LocalTraining | ServerSettings | MergeSettings):
         return dict(vars(given))
     if isinstance(given, Mapping):
         return dict(given)

@@ -39,6 +39,7 @@ def called(setup: Setup, module: Any, data: Any, learnt: Words) -> Words:
         "method": {"name": name_of(type(method)), **_plain(settings)},
         "training": _plain(dataclasses.asdict(method.local)),
         "server": _plain(dataclasses.asdict(method.server)),
+        "merge": _plain(dataclasses.asdict(method.merging)),
         "fleet": _fleet_words(setup.fleet),
         "settings": _plain(dataclasses.asdict(setup.settings)),
         "seed": setup.seeds.root,
@@ -51,8 +52,8 @@ def method_of(words: Words) -> Method:
     """The method of a call, as its fleet had settled it."""
     if words["method"]["name"] is None:
         raise FedtailorError("the class of its method cannot be imported: pass it, Run.load(..., method=...)")
-    rounds, server = words["settings"]["rounds"], words.get("server")
-    return build_method(words["method"], words["training"], rounds, server)
+    rounds = words["settings"]["rounds"]
+    return build_method(words["method"], words["training"], rounds, words.get("server"), words.get("merge"))
 
 
 def fleet_of(words: Words) -> Fleet:

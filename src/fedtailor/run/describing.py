@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedtailor.audit.settings import AuditSettings
 from fedtailor.config import RunConfig, to_toml
 from fedtailor.data import picture
 from fedtailor.data.federated import FederatedData
@@ -21,6 +22,12 @@ from fedtailor.storage.rows import as_text
 from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, SETTINGS, SETUP, ReportSettings
 
 MOST_CLIENTS = 200  # whose data and tier are described one by one
+CHANGES_NOTHING = (
+    "name",
+    "checkpoint",
+    "report",
+    "audit",
+)  # of a result: these may differ when a run goes on
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Origin:
     config: RunConfig | None = None
     call: Mapping[str, Any] | None = None
     report: ReportSettings = field(default_factory=ReportSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
 
 
 def texts_of(setup: Setup, origin: Origin) -> dict[str, str]:
@@ -50,7 +58,7 @@ def fingerprint_of(setup: Setup, origin: Origin) -> Fingerprint:
     """All that must be the same when the run goes on; a run without a config is told by its objects."""
     if origin.config is not None:
         table = tomllib.loads(to_toml(origin.config))
-        settings = {key: value for key, value in table.items() if key not in ("name", "checkpoint", "report")}
+        settings = {key: value for key, value in table.items() if key not in CHANGES_NOTHING}
     else:
         settings = {
             "rounds": dataclasses.asdict(setup.settings),
@@ -99,7 +107,8 @@ def left_out(setup: Setup) -> dict[str, Any]:
 def settings_of(setup: Setup) -> dict[str, Any]:
     """What a config would say of a run that was started from Python, as far as its objects tell it."""
     method, objective = dataclasses.asdict(setup.method), setup.model.objective
-    training, server, data = method.pop("local"), method.pop("server"), picture.overview(setup.data)
+    training, server, merge = (method.pop(name) for name in ("local", "server", "merging"))
+    data = picture.overview(setup.data)
     del training["rounds"]  # those of the run
     fleet = {"tiers": [f"{tier.name}: {tier.budget}, {tier.share}" for tier in setup.fleet.tiers]}
     fleet |= {name: getattr(setup.fleet, name) for name in ("dynamic", "macs_range", "only_top")}
@@ -113,6 +122,7 @@ def settings_of(setup: Setup) -> dict[str, Any]:
         "method": {"name": setup.method.name or type(setup.method).__qualname__, **method},
         "training": training,
         "server": server,
+        "merge": merge,
         "objective": {"loss": _named(objective.loss), "metrics": list(objective.metrics)},
     }
     return dict(json.loads(json.dumps(settings, default=str)))

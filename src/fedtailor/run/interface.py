@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fedtailor.audit.log import AuditLog
+from fedtailor.audit.settings import AuditSettings
 from fedtailor.config import RunConfig, load_config
 from fedtailor.engines.opening import open_engine
 from fedtailor.engines.protocol import Engine
@@ -21,6 +23,7 @@ from fedtailor.record import RoundRecord
 from fedtailor.run.advice import afterthought
 from fedtailor.run.arguments import (
     FleetLike,
+    MergeLike,
     MethodLike,
     ModuleLike,
     ServerLike,
@@ -61,6 +64,7 @@ def train(
     evaluate_every: int | Literal["auto"] = "auto",
     training: TrainingLike = None,
     server: ServerLike = None,
+    merge: MergeLike = None,
     task: str | None = None,
     loss: Loss | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
@@ -76,6 +80,7 @@ def train(
     norm: NormSettings | Mapping[str, Any] | None = None,
     asynchronous: AsynchronousSettings | Mapping[str, Any] | None = None,
     report: ReportSettings | Mapping[str, Any] | None = None,
+    audit: AuditSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
     progress: bool | None = None,
@@ -90,13 +95,15 @@ def train(
     classes where the shapes fit); ``loss(output, batch)`` and ``metrics`` replace what it minimises and reports.
     ``validation`` is the share of each client's training examples that is kept back to choose by; a tenth where early
     stopping, the best round or the method chooses.
-    ``training`` says how clients train, ``server`` what becomes of their mean (``{"optimiser": "adam"}``).
+    ``training`` says how clients train, ``server`` what becomes of their mean (``{"optimiser": "adam"}``), ``merge`` by
+    which rule they are merged where some may be bad (``{"rule": "trimmed-mean"}``).
     ``model`` is what ``elastic`` should know of the module: ``{"heads": "dimension", "keep": ["stem"]}``.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
     ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients;
     ``asynchronous`` merges answers as they come, in simulated time (``{"buffer": 10}``).
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
-    With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
+    With a ``folder`` every round is saved there, and with ``audit={"key": ...}`` signed in a log; the same call with
+    ``resume=True`` goes on after the last one.
     Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
     """
     path = folder_of(folder)
@@ -105,15 +112,17 @@ def train(
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
         stopping=stopping, engine=engine, norm=norm, report=report, asynchronous=asynchronous,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint, audit=audit,
     )  # fmt: skip
-    devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server)
+    devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server, merge)
     learnt = Learnt(task, loss, metrics, validation, model)
     with showing(chosen.name, settings.rounds, progress) as show:
+        settings.audit.check()
         setup = make_setup(module, data, devices, chosen, settings, clients_per_round, learnt, device)
+        setup = replace(setup, audited=settings.audit.active)
         share = learnt.share(data, settings.stopping, chosen)
         words = called(setup, module, data, learnt.recognised(setup.model).words(share))
-        origin = Origin(settings.threads, call=words, report=settings.report)
+        origin = Origin(settings.threads, call=words, report=settings.report, audit=settings.audit)
         if path is None:
             return start(setup, origin, both(show, on_round))
         again = resume and path.exists()
@@ -203,9 +212,11 @@ def start(
     Clients run where the settings say, or on the ``engine`` that is given.
     """
     kept = journal or Unsaved(setup.start, setup.settings.stopping.restore_best)
-    history = list(kept.history)
+    history, log = list(kept.history), _log(origin, journal)
 
     def note(record: RoundRecord, at: Checkpoint) -> None:
+        if log is not None:  # first: what is saved has been signed
+            log.add(record)
         kept.record(record, at)
         history.append(record)
         if on_round is not None:
@@ -223,9 +234,23 @@ def start(
     run = Run(setup, state, tuple(history), best, at.memories, origin, at, folder=folder)
     if journal is not None:
         journal.finish(at, run.write)
+        if log is not None:
+            log.finish(journal.folder.path, at.state.round)
     if doubt := afterthought(setup, run.tiers):
         on_notice(doubt)
     return run
+
+
+def _log(origin: Origin, journal: Journal | None) -> AuditLog | None:
+    """The signed log of a run that asks for one; it lies in the run's folder."""
+    settings = origin.audit if origin.config is None else origin.config.audit
+    if not settings.active:
+        return None
+    if journal is None:
+        raise FedtailorError(
+            f"audit.key = {settings.key!r}: a log lies in the run's folder; expected folder=..."
+        )
+    return AuditLog(journal.folder.path, Path(settings.key), journal.at.state.round)
 
 
 def _engine(setup: Setup, given: Engine | None) -> AbstractContextManager[Engine]:

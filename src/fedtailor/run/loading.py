@@ -99,8 +99,8 @@ def _from_call(folder: Path, words: call.Words, hand: AtHand) -> tuple[Setup, bo
 
 def _method(folder: Path, words: call.Words, hand: AtHand) -> Method:
     if hand.method is not None:
-        rounds, server = words["settings"]["rounds"], words.get("server")
-        return method_with(hand.method, words["training"], rounds, server)
+        rounds = words["settings"]["rounds"]
+        return method_with(hand.method, words["training"], rounds, words.get("server"), words.get("merge"))
     try:
         return call.method_of(words)
     except FedtailorError as error:

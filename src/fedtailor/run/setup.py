@@ -68,10 +68,12 @@ def read_data(
 
 def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setup:
     """Everything that a configuration asks for, checked and ready."""
+    config.audit.check()
     seeds, objective = Seeds(config.seed), config.objective.build()
     data = read_data(config, objective.task, on_notice).to(pick_device(config.device))
     model = trace_model(config, data, objective)
     setup = prepare(config.built_method, model, data, build_fleet(config.fleet), config.round_settings, seeds)
+    setup = dataclasses.replace(setup, audited=config.audit.active)
     if on_notice is not None:
         for sentence in advice(setup):
             on_notice(sentence)

@@ -83,7 +83,7 @@ def run_rounds(
         if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
         merged = method.merge(at.state, updates, model)
-        check_applied(method.server, type(method).__qualname__, merged)
+        check_applied(method.server, type(method).__qualname__, merged, method.merging)
         ended = at.after(merged, updates, best, held.strikes, held.under_way)
         if settings.evaluates(ended.state.round):
             last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)

@@ -12,9 +12,11 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.encoding import cut_value
 from fedtailor.elasticity.cutting.names import is_tagged, tag_of
 from fedtailor.fleet.devices.trips import Trip
+from fedtailor.merging.optimising import VERDICT
 from fedtailor.messages import Refused, Update
 from fedtailor.record import LOSS, Best, Cohort, Covered, RoundRecord, Simulated, Spent
 from fedtailor.server import faults
+from fedtailor.server.audited import audited
 from fedtailor.server.bytes_and_macs import training_spent
 from fedtailor.server.evaluation import Evaluation
 from fedtailor.server.faults import Try
@@ -40,6 +42,8 @@ def round_record(
         train_loss=_train_loss(merged),
         reported=_reported(merged),
         method=json.loads(as_text(said)),  # as it will be read back: a tuple becomes a list
+        merge=after.state.moments.get(VERDICT, {}),
+        audit=audited(tries, after.state) if setup.audited else None,
         coverage=covered(merged),
         seconds=round(seconds, 4),
         failed=faults.failures(_refusals(tries, evaluation)),

@@ -97,6 +97,7 @@ class Setup:
     seeds: Seeds
     start: Checkpoint
     roster: Roster | None = None  # who is there, where clients come and go
+    audited: bool = False  # whether records hold what a signed log needs
 
     @classmethod
     def of(

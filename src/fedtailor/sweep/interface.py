@@ -194,13 +194,13 @@ def _planned(
                 f"methods {variant!r} and {other!r} would share a folder: name one otherwise"
             )
         rounds = settings.get("rounds", inspect.signature(train).parameters["rounds"].default)
-        training, server = settings.get("training"), settings.get("server")
+        training, server, merge = (settings.get(key) for key in ("training", "server", "merge"))
         if isinstance(given, Method):
-            made = {"": method_with(given, training, rounds, server)}
+            made = {"": method_with(given, training, rounds, server, merge)}
         else:
             tables = _per_tier(variant, method_table(given), fleet)
             neutral = {tier: _neutral(table, training, rounds) for tier, table in tables.items()}
-            made = {tier: method_with(each, None, rounds, server) for tier, each in neutral.items()}
+            made = {tier: method_with(each, None, rounds, server, merge) for tier, each in neutral.items()}
         for tier, method in made.items():
             yield from (Planned(variant, seed, tier, method) for seed in seeds)
 

@@ -21,7 +21,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.errors import require
+from fedtailor.errors import FedtailorError, require
 from fedtailor.merging import WEIGHTINGS, optimising
 from fedtailor.messages import Client, ServerState, Task, Update
 from fedtailor.method import Method
@@ -50,6 +50,11 @@ class HetLoRA(Method):
         super().__post_init__()
         require(0 < self.decay < 1, "method.decay", self.decay, "above 0 and below 1")
         require(0 <= self.regulariser < float("inf"), "method.regulariser", self.regulariser, "at least 0")
+        if self.zero_padding and self.merging.active:
+            raise FedtailorError(
+                f"{self.merging}: zeros in the place of ranks that clients lack would outvote those who hold them; "
+                "expected method.zero_padding = false, or merge.rule = 'mean'"
+            )
 
     def check_task(self, model: ElasticModel) -> None:
         adapters_of(model, self.name)
@@ -105,7 +110,7 @@ class HetLoRA(Method):
         for update in updates:
             if update.metrics.get(PRUNED):
                 prunings[str(update.client)] = prunings.get(str(update.client), 0) + 1
-        merged = optimising.merge(self.server, state, sent, model, weight)
+        merged = optimising.merge(self.server, state, sent, model, weight, self.merging)
         return replace(merged, memory={**state.memory, "prunings": prunings})
 
     def notes(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> Mapping[str, Any]:

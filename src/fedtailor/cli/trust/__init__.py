@@ -1,0 +1,1 @@
+"""Commands about bad clients and about what a run can prove."""
