@@ -111,6 +111,9 @@ class RoundRecord:
         default_factory=dict
     )  # what clients' code raised -> which clients
     simulated: Simulated | None = None  # of fleets of devices
+    privacy: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of private runs: releases, delta, tiers' epsilon
 
     @property
     def spent(self) -> Spent:
@@ -179,6 +182,7 @@ KEYS = {
     "reported": "reported",
     "method": "method",
     "simulated": "simulated",
+    "privacy": "privacy",
 }
 SOMETIMES = (
     "too_small",
@@ -192,6 +196,7 @@ SOMETIMES = (
     "reported",
     "method",
     "simulated",
+    "privacy",
 )  # not written where there is nothing
 
 

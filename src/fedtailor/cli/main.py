@@ -12,6 +12,7 @@ from fedtailor.cli import compare, data, flower, init, profile, report, resume, 
 from fedtailor.cli.devices import bench_device, check, deploy, fleet
 from fedtailor.cli.lists import datasets, methods, models, runs
 from fedtailor.cli.output import fail
+from fedtailor.cli.trust import privacy
 from fedtailor.errors import FedtailorError
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command("compare")(compare.compare)
 app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("profile")(profile.profile)
+app.command("privacy")(privacy.privacy)
 app.command("deploy")(deploy.deploy)
 app.command("check")(check.check)
 app.command("bench-device")(bench_device.bench_device)

@@ -16,6 +16,7 @@ from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
 from fedtailor.merging.optimising import to_deploy
 from fedtailor.objective import Loss, Metric
+from fedtailor.privacy.settings import PrivacySettings
 from fedtailor.progress import showing
 from fedtailor.record import RoundRecord
 from fedtailor.run.advice import afterthought
@@ -75,6 +76,7 @@ def train(
     engine: EngineSettings | Mapping[str, Any] | None = None,
     norm: NormSettings | Mapping[str, Any] | None = None,
     asynchronous: AsynchronousSettings | Mapping[str, Any] | None = None,
+    privacy: PrivacySettings | Mapping[str, Any] | None = None,
     report: ReportSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
     resume: bool = False,
@@ -94,7 +96,8 @@ def train(
     ``model`` is what ``elastic`` should know of the module: ``{"heads": "dimension", "keep": ["stem"]}``.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
     ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients;
-    ``asynchronous`` merges answers as they come, in simulated time (``{"buffer": 10}``).
+    ``asynchronous`` merges answers as they come, in simulated time (``{"buffer": 10}``); ``privacy`` clips differences
+    and adds noise to their sums (``{"clip": 1.0, "epsilon": 4}``).
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there; the same call with ``resume=True`` goes on after the last one.
     Progress is shown in a terminal and in a notebook; ``progress=True`` shows it elsewhere too, ``False`` nowhere.
@@ -105,7 +108,7 @@ def train(
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
         stopping=stopping, engine=engine, norm=norm, report=report, asynchronous=asynchronous,
-        checkpoint=checkpoint,
+        privacy=privacy, checkpoint=checkpoint,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server)
     learnt = Learnt(task, loss, metrics, validation, model)
@@ -204,6 +207,7 @@ def start(
     """
     kept = journal or Unsaved(setup.start, setup.settings.stopping.restore_best)
     history = list(kept.history)
+    setup = setup.guarded(None if journal is None else journal.folder.path, kept.at.state.round)
 
     def note(record: RoundRecord, at: Checkpoint) -> None:
         kept.record(record, at)
@@ -223,6 +227,8 @@ def start(
     run = Run(setup, state, tuple(history), best, at.memories, origin, at, folder=folder)
     if journal is not None:
         journal.finish(at, run.write)
+    if setup.guard is not None:
+        setup.guard.ledger.close()
     if doubt := afterthought(setup, run.tiers):
         on_notice(doubt)
     return run

@@ -1,0 +1,1 @@
+"""Commands about whom a run has to trust."""
