@@ -74,6 +74,7 @@ FLOORS: list[set[str]] = [
     {"client", "fleet", "merging"},
     {"method"},
     {"methods", "storage"},
+    {"privacy"},
     {"engines", "audit"},
     {"server"},
     {"config"},

@@ -28,6 +28,7 @@ from fedtailor.merging.settings import ServerSettings
 from fedtailor.method import SECTIONS, Method, own_settings
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
+from fedtailor.privacy.settings import PrivacySettings
 from fedtailor.server.setup import AsynchronousSettings, NormSettings, RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
@@ -91,6 +92,7 @@ class RunConfig:
     engine: EngineSettings = field(default_factory=EngineSettings)
     norm: NormSettings = field(default_factory=NormSettings)
     asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
 
@@ -111,7 +113,7 @@ class RunConfig:
         """The part that the round loop reads."""
         return RoundSettings(
             self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine, self.norm,
-            self.asynchronous,
+            self.asynchronous, self.privacy,
         )  # fmt: skip
 
     @cached_property

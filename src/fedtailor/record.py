@@ -107,7 +107,6 @@ class RoundRecord:
         default_factory=dict
     )  # clients that [merge] clipped, or left unheard
     audit: Mapping[str, Any] | None = None  # of runs with a signed log: leases, verdicts, digests
-    privacy: Mapping[str, Any] | None = None  # what the round spent of it, where that is counted
     coverage: Sequence[Covered] = ()  # equal cuts of merged updates
     seconds: float = 0.0
     by_tier: Mapping[str, TierSpent] = field(default_factory=dict)  # ``training`` by the clients' tiers
@@ -116,6 +115,9 @@ class RoundRecord:
         default_factory=dict
     )  # what clients' code raised -> which clients
     simulated: Simulated | None = None  # of fleets of devices
+    privacy: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of private runs: releases, delta, tiers' epsilon
 
     @property
     def spent(self) -> Spent:
@@ -185,6 +187,7 @@ KEYS = {
     "method": "method",
     "merge": "merge",
     "simulated": "simulated",
+    "privacy": "privacy",
 }
 SOMETIMES = (
     "too_small",
@@ -199,6 +202,7 @@ SOMETIMES = (
     "method",
     "merge",
     "simulated",
+    "privacy",
 )  # not written where there is nothing
 
 

@@ -65,7 +65,7 @@ class AuditLog:
             "round": record.round,
             **told,
             "merge": dict(record.merge),
-            "privacy": record.privacy,
+            "privacy": record.privacy or None,
             "coverage": digest_of(covered),
             "metrics": digest_of(row),
         }

@@ -12,7 +12,7 @@ from fedtailor.cli import compare, data, flower, init, profile, report, resume, 
 from fedtailor.cli.devices import bench_device, check, deploy, fleet
 from fedtailor.cli.lists import datasets, methods, models, runs
 from fedtailor.cli.output import fail
-from fedtailor.cli.trust import attack, audit
+from fedtailor.cli.trust import attack, audit, privacy
 from fedtailor.errors import FedtailorError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.command("report")(report.report)
 app.command("profile")(profile.profile)
 app.command("attack")(attack.attack)
 app.command("audit")(audit.audit)
+app.command("privacy")(privacy.privacy)
 app.command("deploy")(deploy.deploy)
 app.command("check")(check.check)
 app.command("bench-device")(bench_device.bench_device)

@@ -76,8 +76,8 @@ def mean_and_holders(old: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     total = torch.full(shape, -0.0, dtype=torch.float64, device=first.device)
     weight = torch.zeros(shape, dtype=torch.float64, device=first.device)
     for where, values, share in parts:
-        _add(total, where, values.double() * share)
-        _add(weight, where, share)
+        add_at(total, where, values.double() * share)
+        add_at(weight, where, share)
     held = weight > 0
     mean = total / torch.where(held, weight, 1.0)
     merged = mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
@@ -91,12 +91,13 @@ def _keep_lone_values(merged: Tensor, parts: Parts) -> Tensor:
     raw = torch.full_like(merged, -0.0 if merged.dtype.is_floating_point else 0)
     holders = torch.zeros(merged.shape, dtype=torch.int32, device=merged.device)
     for where, values, _share in parts:
-        _add(raw, where, values)
-        _add(holders, where, 1)
+        add_at(raw, where, values)
+        add_at(holders, where, 1)
     return torch.where(holders == 1, raw, merged)
 
 
-def _add(tensor: Tensor, where: Where | None, values: Tensor | float) -> None:
+def add_at(tensor: Tensor, where: Where | None, values: Tensor | float) -> None:
+    """Add values at an index, or to the whole tensor."""
     view, mesh = scatter_index(tensor, where if where is not None else (WHOLE,) * tensor.dim())
     if mesh:
         view[mesh] = view[mesh] + values

@@ -18,6 +18,7 @@ from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError
 from fedtailor.merging.optimising import to_deploy
 from fedtailor.objective import Loss, Metric
+from fedtailor.privacy.settings import PrivacySettings
 from fedtailor.progress import showing
 from fedtailor.record import RoundRecord
 from fedtailor.run.advice import afterthought
@@ -79,6 +80,7 @@ def train(
     engine: EngineSettings | Mapping[str, Any] | None = None,
     norm: NormSettings | Mapping[str, Any] | None = None,
     asynchronous: AsynchronousSettings | Mapping[str, Any] | None = None,
+    privacy: PrivacySettings | Mapping[str, Any] | None = None,
     report: ReportSettings | Mapping[str, Any] | None = None,
     audit: AuditSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
@@ -100,7 +102,8 @@ def train(
     ``model`` is what ``elastic`` should know of the module: ``{"heads": "dimension", "keep": ["stem"]}``.
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
     ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients;
-    ``asynchronous`` merges answers as they come, in simulated time (``{"buffer": 10}``).
+    ``asynchronous`` merges answers as they come, in simulated time (``{"buffer": 10}``); ``privacy`` clips differences
+    and adds noise to their sums (``{"clip": 1.0, "epsilon": 4}``).
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there, and with ``audit={"key": ...}`` signed in a log; the same call with
     ``resume=True`` goes on after the last one.
@@ -112,7 +115,7 @@ def train(
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
         stopping=stopping, engine=engine, norm=norm, report=report, asynchronous=asynchronous,
-        checkpoint=checkpoint, audit=audit,
+        privacy=privacy, checkpoint=checkpoint, audit=audit,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server, merge)
     learnt = Learnt(task, loss, metrics, validation, model)
@@ -213,6 +216,7 @@ def start(
     """
     kept = journal or Unsaved(setup.start, setup.settings.stopping.restore_best)
     history, log = list(kept.history), _log(origin, journal)
+    setup = setup.guarded(None if journal is None else journal.folder.path, kept.at.state.round)
 
     def note(record: RoundRecord, at: Checkpoint) -> None:
         if log is not None:  # first: what is saved has been signed
@@ -236,6 +240,8 @@ def start(
         journal.finish(at, run.write)
         if log is not None:
             log.finish(journal.folder.path, at.state.round)
+    if setup.guard is not None:
+        setup.guard.ledger.close()
     if doubt := afterthought(setup, run.tiers):
         on_notice(doubt)
     return run

@@ -29,6 +29,7 @@ from fedtailor.method import Method
 from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.objective import LearningTask, Objective
+from fedtailor.privacy.checking import check_private
 from fedtailor.run.advice import advice
 from fedtailor.run.choosing import share_for
 from fedtailor.run.learning import (
@@ -141,7 +142,21 @@ def prepare(
             settled = dataclasses.replace(setup.settings, clients_per_round=count)
             setup = dataclasses.replace(setup, settings=settled)
     check_workers(method, model, data, settings.engine)
+    if settings.privacy.active:
+        check_privacy(setup)
     return setup
+
+
+def check_privacy(setup: Setup) -> None:
+    """Refuse what cannot be private, and a plan that costs more than it may."""
+    settings = setup.settings
+    asked = settings.engine.over_selection
+    require(asked == 1, "engine.over_selection", asked, "1, with [privacy]: who takes part is drawn")
+    buffer = settings.asynchronous.buffer
+    require(buffer == 0, "asynchronous.buffer", buffer, "0, with [privacy]: rounds are what is paid for")
+    check_private(setup.method, setup.model, setup.data, setup.fleet, setup.start.state, setup.seeds)
+    if settings.privacy.hides:
+        setup.terms.refuse_beyond(settings.privacy.epsilon, settings.rounds)
 
 
 def _fitted(

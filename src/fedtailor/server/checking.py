@@ -24,11 +24,16 @@ LARGEST_COUNT = 2**53  # up to here float64, in which updates are summed, knows 
 
 
 def check_answers(
-    tasks: Iterable[Task], answers: Iterable[Update | Refused | None], model: ElasticModel
+    tasks: Iterable[Task],
+    answers: Iterable[Update | Refused | None],
+    model: ElasticModel,
+    *,
+    compare: bool = True,
 ) -> tuple[list[Update], list[Refused]]:
     """The updates that may be merged, at most one for each task, and what was refused or never came.
 
-    Both in the order of the clients, so that nothing that is made of them depends on who answered first.
+    Both in the order of the clients, so that nothing that is made of them depends on who answered first. Unless told
+    otherwise, updates are also compared with each other.
     """
     asked = {task.client.id: task for task in tasks}
     accepted: dict[int, Update] = {}
@@ -53,7 +58,9 @@ def check_answers(
             refused.append(refusal)
         else:
             accepted[answer.client] = answer
-    updates, absurd = refuse_outliers(asked, [accepted[client] for client in sorted(accepted)], model)
+    updates, absurd = [accepted[client] for client in sorted(accepted)], list[Refused]()
+    if compare:
+        updates, absurd = refuse_outliers(asked, updates, model)
     return updates, sorted([*refused, *absurd], key=lambda each: (each.client, each.reason))
 
 

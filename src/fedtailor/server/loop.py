@@ -23,7 +23,7 @@ from fedtailor.elasticity.costing.fitting import check_honoured
 from fedtailor.engines.protocol import Engine
 from fedtailor.errors import FedtailorError
 from fedtailor.merging.optimising import check_applied
-from fedtailor.messages import Client, Task, marked
+from fedtailor.messages import Client, ServerState, Task, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
@@ -82,9 +82,7 @@ def run_rounds(
         tries, updates, best, evaluation = held.tries, held.tries[-1].updates, at.best, None
         if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
-        merged = method.merge(at.state, updates, model)
-        check_applied(method.server, type(method).__qualname__, merged, method.merging)
-        ended = at.after(merged, updates, best, held.strikes, held.under_way)
+        ended = at.after(merged(setup, at.state, tries[-1]), updates, best, held.strikes, held.under_way)
         if settings.evaluates(ended.state.round):
             last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
             aside = None if last else evaluate_aside(setup, ended, timely)
@@ -98,6 +96,16 @@ def run_rounds(
         if requests is not None:
             requests.stop_if_asked(at)
     return at
+
+
+def merged(setup: Setup, state: ServerState, tried: Try) -> ServerState:
+    """The state after a round: by the method's merge, of what its clients sent or of what a guard lets through."""
+    method, updates = setup.method, tried.updates
+    if setup.guard is not None:
+        updates = setup.guard.release(state, tried.tasks, updates)
+    state = method.merge(state, updates, setup.model)
+    check_applied(method.server, type(method).__qualname__, state, method.merging)
+    return state
 
 
 def evaluated_at_once(
@@ -139,8 +147,10 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
     What decides is derived from the round and the number of the try, so a round that is redone goes the same way.
     Where clients come and go, every try looks who is there; one that finds nobody has failed.
     """
-    method, model, seeds = setup.method, setup.model, setup.seeds
+    method, model, seeds, guard = setup.method, setup.model, setup.seeds, setup.guard
     state, rules, count = at.state, setup.settings.engine, setup.settings.clients_per_round
+    if guard is not None:  # a private round is never abandoned: who is missing changes nothing
+        seeds, count = guard.drawing, 0
     tries: list[Try] = []
     strikes, now = dict(at.strikes), at.under_way.now
     while len(tries) <= rules.retries:
@@ -153,18 +163,23 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
         willing = method.participants(state, clients, model)
         without = faults.resting(strikes, rules)
         size, retry = faults.cohort_size(count, rules), len(tries)
+        if guard is not None:
+            size = guard.cohort_size(len(willing) - len(without), state.round, retry)
         able = there(setup, state.round, now, retry)
         cohort = sample(willing, size, state.round, seeds, without=without, retry=retry, there=able)
         if able is not None and not cohort:
             now += NOBODY_SECONDS
             tries.append(Try([], [], []))
             continue
-        if willing and not cohort:
+        if willing and not cohort and guard is None:
             raise faults.nobody_left(state.round, rules)
         tasks = [marked(_with_memory(assigned(setup, state, client, now), at)) for client in cohort]
         table, gone = timetable(setup, tasks, now)
         running = [task for task in tasks if task.client.id not in gone]
-        updates, refused = check_answers(tasks, chain(gone.values(), engine.run(running)), model)
+        answers = chain(gone.values(), engine.run(running))
+        updates, refused = check_answers(tasks, answers, model, compare=guard is None)
+        if guard is not None:
+            updates = [guard.quiet(update) for update in updates]
         strikes = faults.with_strikes(strikes, cohort, refused)
         now += table.seconds if table is not None else 0.0
         tries.append(Try(tasks, updates, refused, table))

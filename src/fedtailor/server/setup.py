@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -10,10 +11,14 @@ import torch
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.errors import require
+from fedtailor.errors import FedtailorError, require
 from fedtailor.fleet import Fleet, Population
 from fedtailor.fleet.roster import Roster
 from fedtailor.method import Method
+from fedtailor.privacy.guard import Guard
+from fedtailor.privacy.ledger import Ledger, seeded_key
+from fedtailor.privacy.settings import PrivacySettings
+from fedtailor.privacy.terms import Terms
 from fedtailor.seeds import Seeds
 from fedtailor.server.schedule import Work
 from fedtailor.server.stopping import Stopping
@@ -66,6 +71,7 @@ class RoundSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     norm: NormSettings = field(default_factory=NormSettings)
     asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
@@ -98,6 +104,7 @@ class Setup:
     start: Checkpoint
     roster: Roster | None = None  # who is there, where clients come and go
     audited: bool = False  # whether records hold what a signed log needs
+    guard: Guard | None = None  # of private runs, from their start on
 
     @classmethod
     def of(
@@ -132,6 +139,28 @@ class Setup:
         if self.roster is not None:
             return self.roster.population(self.fleet, round, self.seeds)
         return self.fleet.capacity(self.data.sizes, round, self.seeds)
+
+    @property
+    def terms(self) -> Terms:
+        """What a private run adds and pays."""
+        names, counts = [tier.name for tier in self.fleet.tiers], self.fleet.counts(self.data.num_clients)
+        settings = self.settings
+        return Terms.of(settings.privacy, names, counts, settings.clients_per_round, settings.rounds)
+
+    def guarded(self, folder: Path | None, released: int) -> Setup:
+        """The same with a guard, where [privacy] asks for one; so many rounds were released before."""
+        privacy = self.settings.privacy
+        if not privacy.active:
+            return self
+        if self.roster is not None:
+            raise FedtailorError("[privacy]: on Flower clients come and go; expected a run in a simulation")
+        terms, key = self.terms, seeded_key(self.seeds.root) if privacy.seeded else b""
+        ledger = Ledger(terms, privacy.epsilon, folder if privacy.hides else None, key)
+        if privacy.hides:
+            ledger.check_covers(released)
+        return replace(
+            self, guard=Guard(self.method, self.model, self.fleet.tiers, terms, ledger, self.seeds)
+        )
 
     @property
     def waits_for_nobody(self) -> bool:

@@ -251,5 +251,5 @@ FORMS: dict[str, Check] = {
     "tiers": _scores,
     "validation": _scores,
     "reported": _is_table_of(_is_table_of(_is_number)),
-    "method": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("method", "privacy"), lambda value: isinstance(value, dict)),
 }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Commands about bad clients and about what a run can prove."""
+"""Commands about bad clients, about what a run reveals, and about what it can prove."""
