@@ -176,10 +176,11 @@ def _can_run(setup: Setup, state: ServerState, budget: Budget, cut: Cut) -> bool
     method, model = setup.method, setup.model
     if budget.density is not None or cut.sparse is not None:
         return method.cut_for(state, budget, model).holds(cut)
-    if cut.absent:  # no prefix holds it: what it costs decides
-        width = budget.width
+    if cut.absent or budget.depth is not None:  # no prefix holds it: what it costs decides
+        width, depth = budget.width, budget.depth
         wide = width is None or cut.share(model.groups) <= as_width(width)
-        return wide and meets(model.costs, cut, budget, method.workload)
+        deep = depth is not None and (cut.depth or 1) > as_width(depth)
+        return wide and not deep and meets(model.costs, cut, budget, method.workload)
     try:
         return fit(model.costs, budget, method.align, workload=method.workload).holds(cut)
     except TooSmallError:  # a method that looks at no budget gives it a piece all the same
