@@ -8,8 +8,11 @@ from math import prod
 
 from fedtailor.elasticity.costing.model_costs import ModelCosts
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.depth import ending
 from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.running.exits import exits_of
 from fedtailor.elasticity.running.pieces import Pieces
+from fedtailor.elasticity.running.shortening import chains_of
 
 SHOWN = 3  # tensors named for each group, and groups that would let more of the model shrink
 GOOD = 0.9  # share of the parameters: what is below is a finding
@@ -30,7 +33,8 @@ def explain(costs: ModelCosts) -> str:
     """The report behind ``ElasticModel.explain()`` and ``fedtailor profile --explain``."""
     model = costs.pieces
     parts = [
-        _summary(costs), _elastic(model), _fixed(model.groups), _finding(model), _shared(model.groups), _pieces(model),
+        _summary(costs), _elastic(model), _fixed(model.groups), _chains(model), _exits(costs), _finding(model),
+        _shared(model.groups), _pieces(model),
     ]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 
@@ -117,6 +121,27 @@ def _fixed(groups: ChannelGroups) -> str:
         channels = groups.counts[group] * groups.channels_per_unit(group)
         rows.append((group, str(channels), reason))
     return "cannot shrink\n" + _table(rows) if len(rows) > 1 else ""
+
+
+def _chains(model: Pieces) -> str:
+    """The blocks of which a piece may run fewer."""
+    rows = [("chain", "blocks", "may be left out", "from", "to")]
+    for chain in chains_of(model):
+        counts = str(len(chain.blocks)), str(len(chain.spare))
+        rows.append((chain.name or "(the module)", *counts, chain.blocks[0], chain.blocks[-1]))
+    return "chains of blocks\n" + _table(rows) if len(rows) > 1 else ""
+
+
+def _exits(costs: ModelCosts) -> str:
+    """Where networks may end, and what each of them costs."""
+    exits = exits_of(costs.pieces.module)
+    if len(exits) == 1:
+        return ""
+    rows = [("exit", "depth", "parameters", "multiply-accumulates")]
+    for each in exits:
+        cost = costs.of(ending(Cut.everything(), each))
+        rows.append((each.name, str(each.depth), f"{cost.params:,}", f"{cost.macs:,}"))
+    return "exits\n" + _table(rows)
 
 
 def _shared(groups: ChannelGroups) -> str:

@@ -15,6 +15,7 @@ from fedtailor.elasticity.check import disagreement
 from fedtailor.elasticity.groups import ChannelGroups, Constraint, Size
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.own_loss import own_objective
+from fedtailor.elasticity.running.exits import Wished, with_exits
 from fedtailor.elasticity.tracing.annotations import Annotations
 from fedtailor.elasticity.tracing.copies import hooked, weightless
 from fedtailor.elasticity.tracing.recorder import ExampleError
@@ -38,6 +39,8 @@ class Wishes:
     minimum: int | Mapping[str, int] = 1
     multiple: int | Mapping[str, int] = 1
     heads: str = "auto"
+    exits: Wished | None = None
+    chain: Sequence[str] = ()
 
     @property
     def annotations(self) -> Annotations:
@@ -48,6 +51,7 @@ class Wishes:
         require(self.heads in HEADS, "heads", self.heads, "'auto', 'count' or 'dimension'")
         require(self.on_unknown in ("error", "keep"), "on_unknown", self.on_unknown, "'error' or 'keep'")
         require(not isinstance(self.keep, str), "keep", self.keep, "a list of names")
+        require(not isinstance(self.chain, str), "chain", self.chain, "a list of blocks, or of patterns")
 
 
 def elastic(
@@ -61,6 +65,8 @@ def elastic(
     minimum: int | Mapping[str, int] = 1,
     multiple: int | Mapping[str, int] = 1,
     heads: str = "auto",
+    exits: Wished | None = None,
+    chain: Sequence[str] = (),
 ) -> ElasticModel:
     """Trace an unmodified module so that it can be cut, and check the result numerically.
 
@@ -74,8 +80,29 @@ def elastic(
     instead of refusing. ``heads`` says what shrinks where code splits channels into attention heads: their ``"count"``,
     or the ``"dimension"`` of each; ``"auto"`` takes the one that the code leaves open (-1, or computed from a size),
     and else the dimension.
+
+    ``exits`` adds places where a network may end, each with a head that is trained with the model: ``"auto"`` (behind
+    the stages of a network that has several, else four in all), a number of ends, a list of blocks, or a head of your
+    own for each block. ``chain`` names the blocks where they are not found: paths, or patterns such as ``"layers.*"``.
     """
-    return choose(module, example, objective, Wishes(on_unknown, keep, tie, minimum, multiple, heads))
+    wishes = Wishes(on_unknown, keep, tie, minimum, multiple, heads, exits, tuple(chain))
+    model = choose(_with_ends(module, example, wishes), example, objective, wishes)
+    model.chain = tuple(wishes.chain)
+    if exits is not None and not model.own_class:
+        raise FedtailorError(
+            f"exits: pieces of {type(module).__name__} run the traced graph of its forward, which ends nowhere else "
+            f"({'; '.join(model.remarks)})"
+        )
+    return model
+
+
+def _with_ends(module: nn.Module, example: Batch, wishes: Wishes) -> nn.Module:
+    """The module, or a copy of it that has the exits that were wished for."""
+    if wishes.exits is None:
+        return module
+    require(not adapters.rank_places(module), "exits", wishes.exits, "none for a network with adapters")
+    _refuse_no_numbers(example)
+    return with_exits(module, example, wishes.exits, wishes.chain)
 
 
 def choose(module: nn.Module, example: Batch, objective: Objective | None, wishes: Wishes) -> ElasticModel:

@@ -15,9 +15,12 @@ from fedtailor.elasticity.costing.fitting import Family, fit
 from fedtailor.elasticity.costing.memory import Workload
 from fedtailor.elasticity.costing.model_costs import ModelCosts
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.depth import Chain, Exit
 from fedtailor.elasticity.cutting.selections import WidthLike, as_width
 from fedtailor.elasticity.explain import explain
+from fedtailor.elasticity.running.exits import exits_of
 from fedtailor.elasticity.running.pieces import Pieces
+from fedtailor.elasticity.running.shortening import chains_of
 from fedtailor.objective.tasks import LearningTask, told_by_shapes
 
 
@@ -39,6 +42,16 @@ class ElasticModel(Pieces):
     def learning_task(self) -> LearningTask:
         """What outputs and targets mean: as the objective says, or else as their shapes tell."""
         return self.objective.task or told_by_shapes(self.output, target_of(self.example))
+
+    @property
+    def exits(self) -> tuple[Exit, ...]:
+        """Where its networks may end, the deepest last: one place, unless it was made with exits."""
+        return exits_of(self.module)
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """Its blocks, container by container, and which of them a piece may leave out."""
+        return chains_of(self)
 
     def cost(self, cut: Cut, workload: Workload | None = None) -> Cost:
         """Parameters, multiply-accumulates per example and bytes of a cut; with a workload, also training memory."""

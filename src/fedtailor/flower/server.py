@@ -173,9 +173,10 @@ def tier_finder(model: ElasticModel, fleet: Fleet, method: Method) -> TierFor:
 def _affords(model: ElasticModel, budget: Budget, cut: Cut) -> bool:
     """Whether a budget pays for running a cut."""
     wide = budget.width is None or cut.share(model.groups) <= as_width(budget.width)
+    shallow = budget.depth is None or (cut.depth or 1) <= as_width(budget.depth)
     stored = model.cost(cut).params / model.cost(Cut.everything()).params
     dense = budget.density is None or stored <= as_width(budget.density)
-    return wide and dense and meets(model.costs, cut, budget)
+    return wide and shallow and dense and meets(model.costs, cut, budget)
 
 
 def _known(folder: Path) -> dict[str, Any]:

@@ -137,12 +137,14 @@ def _tiers(setup: Setup) -> list[dict[str, Any]]:
     roster, fleet = setup.roster, setup.fleet
     counts = fleet.counts(setup.data.num_clients) if roster is None else roster.counts(fleet)
     for tier, clients in zip(fleet.tiers, counts, strict=True):
-        cost = setup.model.cost(setup.method.cut_for(setup.start.state, tier.budget, setup.model))
+        cut = setup.method.cut_for(setup.start.state, tier.budget, setup.model)
+        cost = setup.model.cost(cut)
         tiers.append(
             {
                 "name": tier.name,
                 "clients": int(clients),
                 "width": None if tier.budget.width is None else float(tier.budget.width),
+                **({} if cut.depth is None else {"depth": float(cut.depth)}),
                 "budget": str(tier.budget),
                 "params": cost.params,
                 "macs": cost.macs,

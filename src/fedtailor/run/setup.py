@@ -48,7 +48,7 @@ from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.steps import OnNotice, step
 
 MACS_STEPS = 10**6  # to which budgets that are drawn from a range are rounded
-OF_TRACING = ("keep", "heads")  # keys of [model] that ``elastic`` takes
+OF_TRACING = ("keep", "heads", "exits", "chain")  # keys of [model] that ``elastic`` takes
 OF_ANY_MODEL = ("name", "weights", *OF_TRACING)  # keys of [model] that are not options of its builder
 
 

@@ -180,10 +180,11 @@ def _can_run(setup: Setup, state: ServerState, budget: Budget, cut: Cut) -> bool
     if budget.density is not None or cut.sparse is not None:
         own = method.cut_for(state, budget, model)
         return own.holds(cut) or model.cost(own).params >= model.cost(cut).params
-    if cut.absent:  # no prefix holds it: what it costs decides
-        width = budget.width
+    if cut.absent or budget.depth is not None:  # no prefix holds it: what it costs decides
+        width, depth = budget.width, budget.depth
         wide = width is None or cut.share(model.groups) <= as_width(width)
-        return wide and meets(model.costs, cut, budget, method.workload)
+        deep = depth is not None and (cut.depth or 1) > as_width(depth)
+        return wide and not deep and meets(model.costs, cut, budget, method.workload)
     try:
         own = fit(model.costs, budget, method.align, workload=method.workload)
         pairs = zip(model.costs.counts(own), model.costs.counts(cut), strict=True)

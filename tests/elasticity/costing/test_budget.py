@@ -134,7 +134,7 @@ def test_budgets_from_the_command_line() -> None:
     budget = Budget.parse("macs=5M, memory=20MB,width=1/2")
     assert budget.limits == {"width": Fraction(1, 2), "macs": 5_000_000, "memory": 20_000_000}
     assert repr(Budget.parse("step_time=3ms,density=10%")) == "Budget(density=1/10, step_time=3ms)"
-    assert LIMITS == ("width", "macs", "params", "bytes", "density", "memory", "step_time")
+    assert LIMITS == ("width", "macs", "params", "bytes", "density", "memory", "step_time", "depth")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_meets_and_broken_limits() -> None:
 
 
 def test_methods_declare_what_they_honour() -> None:
-    assert Method.honours == CHANNEL_LIMITS == frozenset(LIMITS) - {"density"}
+    assert Method.honours == CHANNEL_LIMITS == frozenset(LIMITS) - {"density", "depth"}
     check_honoured(Budget(macs="5M", memory="20MB"), CHANNEL_LIMITS, "heterofl")
     check_honoured(Budget(density=0.5), None, "fedavg")
     with pytest.raises(FedtailorError) as caught:

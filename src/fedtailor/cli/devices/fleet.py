@@ -71,6 +71,8 @@ def _table(setup: Setup, name: str, views: list[TierView]) -> Titled:
         assert view.cut is not None
         bar = "█" * max(1 if view.clients else 0, round(LONGEST_BAR * view.clients / max(1, most)))
         macs, width = short(setup.model.cost(view.cut).macs), f"{float(view.cut.width or 1):.3g}"
+        if view.cut.depth is not None:
+            width += f" x {float(view.cut.depth):.3g}"
         cells = [view.name, f"{view.clients:,}", bar, width, macs]
         if view.way is not None:
             way = (view.way.down, view.way.compute, view.way.up, view.way.seconds)

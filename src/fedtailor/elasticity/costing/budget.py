@@ -20,7 +20,7 @@ BYTE_UNITS = {
 }  # fmt: skip
 TIME_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 
-# Limits that may be absolute, with their units. The others, width and density, are shares by nature.
+# Limits that may be absolute, with their units. The others, width, depth and density, are shares by nature.
 UNITS = {
     "macs": COUNT_UNITS,
     "params": COUNT_UNITS,
@@ -37,10 +37,11 @@ NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2}
 class Budget:
     """The limits of a device; several may hold at once.
 
-    ``width`` is a share of every layer's channels, ``density`` a share of the single weights. The others are
-    shares of the full model's cost when they lie between 0 and 1 (or end with %), and absolute when they are
-    whole numbers above 1 or carry a unit: ``macs`` of one example, ``params``, ``bytes`` that are stored and
-    sent, ``memory`` that training takes (estimated), ``step_time`` of one training step (measured).
+    ``width`` is a share of every layer's channels, ``depth`` of the blocks that follow each other, ``density`` of the
+    single weights. The others are shares of the full model's cost when they lie between 0 and 1 (or end with %), and
+    absolute when they are whole numbers above 1 or carry a unit: ``macs`` of one example, ``params``,
+    ``bytes`` that are stored and sent, ``memory`` that training takes (estimated), ``step_time`` of one training step
+    (measured).
 
     >>> Budget(width="1/4")
     Budget(width=1/4)
@@ -57,6 +58,7 @@ class Budget:
     density: WidthLike | None = None
     memory: WidthLike | None = None
     step_time: WidthLike | None = None
+    depth: WidthLike | None = None
 
     def __post_init__(self) -> None:
         for name in LIMITS:

@@ -15,14 +15,17 @@ from fedtailor.elasticity.costing.curves import Counts
 from fedtailor.elasticity.costing.memory import Workload
 from fedtailor.elasticity.costing.model_costs import ModelCosts
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.depth import Exit, ending
 from fedtailor.elasticity.cutting.selections import kept, prefix
 from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.running.exits import exits_of
 from fedtailor.errors import FedtailorError, require, unknown
 
-Family = Literal["uniform", "per_group"]
-FAMILIES = ("uniform", "per_group")
+Family = Literal["uniform", "per_group", "shapes"]
+FAMILIES = ("uniform", "per_group", "shapes")
 
-CHANNEL_LIMITS = frozenset(LIMITS) - {"density"}  # what leaving out whole channels can keep to
+CHANNEL_LIMITS = frozenset(LIMITS) - {"density", "depth"}  # what leaving out whole channels can keep to
+NOT_COSTS = ("width", "density", "depth")  # limits that say how a cut is made
 
 
 class TooSmallError(FedtailorError):
@@ -59,11 +62,15 @@ def fit(
 ) -> Cut:
     """The largest cut of a family that meets every limit of the budget.
 
-    ``uniform``: the widest prefix cut. ``per_group``: progressive filling. All groups widen together until a limit
-    stops them; the groups that cannot take one more unit, tried in the order of the model, stay as they are, and the
-    others go on, until none can grow. ``workload`` is the training step that ``memory`` and ``step_time`` speak of.
+    ``uniform``: the widest prefix cut, which runs as deep as ``depth`` allows. ``per_group``: progressive filling. All
+    groups widen together until a limit stops them; the groups that cannot take one more unit, tried in the order of the
+    model, stay as they are, and the others go on, until none can grow. ``shapes``: the widest prefix cut at each exit,
+    and of these the one with most multiply-accumulates, of equals the deepest. ``workload`` is the training step that
+    ``memory`` and ``step_time`` speak of.
     """
-    return _Search(costs, budget, align, workload).largest(family)[0]
+    if family == "shapes":
+        return largest_shape(fitting_shapes(costs, budget, align, workload=workload)).cut
+    return _Search(costs, budget, align, workload, _deepest(costs, budget)).largest(family)[0]
 
 
 def fit_with_reason(
@@ -75,27 +82,75 @@ def fit_with_reason(
     workload: Workload | None = None,
 ) -> Fit:
     """The cut that ``fit`` finds, its cost, and the limits that bind it."""
-    search = _Search(costs, budget, align, workload)
-    cut, binding = search.largest(family)
-    return Fit(cut, search.cost(cut), binding)
+    if family == "shapes":
+        return largest_shape(fitting_shapes(costs, budget, align, workload=workload))
+    return _Search(costs, budget, align, workload, _deepest(costs, budget)).fit(family)
+
+
+def fitting_shapes(
+    costs: ModelCosts, budget: Budget, align: int = 1, *, workload: Workload | None = None
+) -> list[Fit]:
+    """The widest piece that a budget allows at each exit of the model, the deepest last; refused if there is none."""
+    found: list[Fit] = []
+    problem: TooSmallError | None = None
+    for at in _ends(costs, budget):
+        try:
+            found.append(_Search(costs, budget, align, workload, at).fit("uniform"))
+        except TooSmallError as error:
+            problem = problem or error
+    if not found and problem is not None:
+        raise problem
+    return found
+
+
+def largest_shape(shapes: Sequence[Fit]) -> Fit:
+    """The one that computes most; of equals the deepest."""
+    return max(reversed(shapes), key=lambda shape: shape.cost.macs)
+
+
+def _ends(costs: ModelCosts, budget: Budget) -> list[Exit]:
+    """The exits that are no deeper than a budget allows."""
+    exits = exits_of(costs.pieces.module)
+    deepest = Fraction(1) if budget.depth is None else Fraction(budget.depth)
+    found = [each for each in exits if each.depth <= deepest]
+    if not found:
+        raise TooSmallError(
+            f"depth = {budget.depth}: no exit of this model is so early, the first one comes after "
+            f"{exits[0].depth} of its blocks; name earlier ones with exits = [...]"
+        )
+    return found
+
+
+def _deepest(costs: ModelCosts, budget: Budget) -> Exit | None:
+    """The last exit that a limit on depth allows; None, the whole model, where there is no such limit."""
+    return None if budget.depth is None else _ends(costs, budget)[-1]
 
 
 class _Search:
     """Looks for the largest cut under fixed limits; every comparison is exact."""
 
-    def __init__(self, costs: ModelCosts, budget: Budget, align: int, workload: Workload | None) -> None:
+    def __init__(
+        self,
+        costs: ModelCosts,
+        budget: Budget,
+        align: int,
+        workload: Workload | None,
+        at: Exit | None = None,
+    ) -> None:
         require(align >= 1, "align", align, "a whole number of at least 1")
         if budget.density is not None:
             raise FedtailorError(
                 f"density = {budget.density}: a cut keeps every weight of its channels; only methods that leave "
                 "out single weights keep to a density"
             )
-        self.costs, self.align, self.workload = costs, align, workload
+        self.whole, self.at = costs, at
+        self.costs = costs if at is None else costs.without(at.absent)
+        self.align, self.workload = align, workload
         self.full, self.members = costs.full, costs.members(align)
         self.ceiling = Fraction(budget.width) if budget.width is not None else Fraction(1)
         self.limits = _cost_limits(budget)
         for name in self.limits:
-            costs.record(name)
+            self.costs.record(name)
         self.allowed = absolute_limits(costs, budget, workload)
 
     def largest(self, family: str) -> tuple[Cut, tuple[str, ...]]:
@@ -103,11 +158,19 @@ class _Search:
         if family not in FAMILIES:
             raise unknown("family", family, FAMILIES)
         width, binding = self.uniform()
+        cut = prefix(self.costs.pieces.groups, width, self.align)
         if family == "per_group":
             counts, binding = self.per_group(width)
             if counts != self.counts(width):
-                return self.costs.cut(counts), binding
-        return prefix(self.costs.pieces.groups, width, self.align), binding
+                cut = self.whole.cut(counts)
+        if self.at is None:
+            return cut, binding
+        return ending(cut, self.at), (*binding, "depth") if self.at.depth < 1 else binding
+
+    def fit(self, family: str) -> Fit:
+        """The largest cut of a family, its cost, and what keeps it from being larger."""
+        cut, binding = self.largest(family)
+        return Fit(cut, self.cost(cut), binding)
 
     def broken(self, counts: Counts) -> tuple[str, ...]:
         costs = self.costs
@@ -206,7 +269,7 @@ class _Search:
             name, allowed, needed[name],
             f"no cut fits: {name} is limited to {written}{meant}, but the smallest cut of this model needs "
             f"{amount(name, needed[name])}, {float(needed[name] / allowed):.3g} times as much (the full model: "
-            f"{amount(name, costs.measure(name, costs.full, self.workload))})"
+            f"{amount(name, self.whole.measure(name, costs.full, self.workload))})"
             + (f"; it breaks {', '.join(others)}" if others else ""),
         )  # fmt: skip
 
@@ -221,8 +284,8 @@ def _last(count: int, fits: Callable[[int], bool]) -> int:
 
 
 def _cost_limits(budget: Budget) -> dict[str, Limit]:
-    """The limits on what a cut costs; width and density say how it is made."""
-    return {name: limit for name, limit in budget.limits.items() if name not in ("width", "density")}
+    """The limits on what a cut costs; the others say how it is made."""
+    return {name: limit for name, limit in budget.limits.items() if name not in NOT_COSTS}
 
 
 def absolute_limits(
@@ -238,7 +301,7 @@ def absolute_limits(
 def broken_limits(
     costs: ModelCosts, cut: Cut, budget: Budget, workload: Workload | None = None
 ) -> tuple[str, ...]:
-    """The limits on cost that a cut breaks; ``width`` and ``density`` say how cuts are made, not what they cost."""
+    """The limits on cost that a cut breaks; width, depth and density say how cuts are made, not what they cost."""
     allowed = absolute_limits(costs, budget, workload)
     return tuple(name for name, limit in allowed.items() if costs.of_limit(name, cut, workload) > limit)
 

@@ -23,30 +23,41 @@ REMEMBERED = 4096  # counts kept at once
 
 
 class ModelCosts:
-    """The costs of one model.
+    """The costs of one model, or of what is left of it without some tensors: of its pieces that are less deep.
 
     A cost depends on how many units of each group are kept, not on which: *counts* lists them, one number for
     each elastic group. Nothing is counted before it is asked for.
     """
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, absent: frozenset[str] = frozenset()) -> None:
         self.pieces = model = pieces
+        self.absent = absent
         groups = model.groups
         self.full: Counts = tuple(groups.counts[group] for group in groups.elastic)
-        stored = [name for name in groups.extents if name not in model.constants]
-        sizes = {name: model.dtype(name).itemsize for name in groups.extents}
+        sizes = {name: model.dtype(name).itemsize for name in groups.extents if name not in absent}
+        stored = [name for name in sizes if name not in model.constants]
+        parameters = [name for name in model.parameters if name not in absent]
         self._tensors = {
-            "params": of_tensors(groups, ((name, 1) for name in model.parameters)),
+            "params": of_tensors(groups, ((name, 1) for name in parameters)),
             "bytes": of_tensors(groups, ((name, sizes[name]) for name in stored)),
             "held": of_tensors(groups, sizes.items()),
-            "trained": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.trainable)),
-            "frozen": of_tensors(groups, ((n, sizes[n]) for n in model.parameters if n in model.frozen)),
+            "trained": of_tensors(groups, ((n, sizes[n]) for n in parameters if n in model.trainable)),
+            "frozen": of_tensors(groups, ((n, sizes[n]) for n in parameters if n in model.frozen)),
         }
+        self._shallower: dict[frozenset[str], ModelCosts] = {}
         self._members: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._recorded: dict[str, Curve | None] = {}
         self._imaginable = False  # whether tensors without memory show what autograd saves
         self._remembered: dict[tuple[object, ...], int] = {}
         self._answers: list[object] = []  # to code that asks for values, where tensors have none
+
+    def without(self, absent: frozenset[str]) -> ModelCosts:
+        """The costs of pieces that do without these tensors."""
+        if absent == self.absent:
+            return self
+        if absent not in self._shallower:
+            self._shallower[absent] = ModelCosts(self.pieces, absent)
+        return self._shallower[absent]
 
     def products(self, cut: Cut) -> list[Sizes]:
         """The matrix products and bias additions of one forward pass of the example, as sizes to be multiplied."""
@@ -88,9 +99,8 @@ class ModelCosts:
     def cut(self, counts: Counts) -> Cut:
         """The prefix cut of these counts."""
         groups = self.pieces.groups
-        return Cut.of(
-            groups, {group: range(kept) for group, kept in zip(groups.elastic, counts, strict=True)}
-        )
+        kept = {group: range(count) for group, count in zip(groups.elastic, counts, strict=True)}
+        return Cut.of(groups, kept, absent=self.absent)
 
     def of(self, cut: Cut, workload: Workload | None = None) -> Cost:
         """Parameters, multiply-accumulates and bytes; with a workload, also the memory that training takes.
@@ -102,8 +112,10 @@ class ModelCosts:
             pruned = {name: count for name, count in cut.sparse.pruned.items() if name not in cut.absent}
             saved = sum(count * self.pieces.dtype(name).itemsize for name, count in pruned.items())
             return replace(whole, params=whole.params - sum(pruned.values()), bytes=whole.bytes - saved)
+        if cut.absent != self.absent:
+            return self.without(cut.absent).of(cut, workload)
         counts, fixed = self.counts(cut), tuple(cut.channels.get(g) for g in self.pieces.groups.fixed)
-        if cut.absent or any(units is not None for units in fixed):
+        if any(units is not None for units in fixed):
             return self._counted(cut, workload)
         memory = None if workload is None else self.measure("memory", counts, workload)
         return Cost(
@@ -115,18 +127,7 @@ class ModelCosts:
 
     def of_limit(self, limit: str, cut: Cut, workload: Workload | None = None) -> int:
         """What a cut costs, in the unit of a limit."""
-        if not cut.absent:
-            return self.measure(limit, self.counts(cut), workload)
-        if limit == "step_time":
-            return step_time(self.pieces, cut, workload or Workload())
-        cost = self.of(cut, workload or Workload())
-        named = {
-            "macs": cost.macs,
-            "params": cost.params,
-            "bytes": cost.bytes,
-            "memory": cost.training_memory,
-        }
-        return named[limit] or 0
+        return self.without(cut.absent).measure(limit, self.counts(cut), workload)
 
     def measure(self, limit: str, counts: Counts, workload: Workload | None = None) -> int:
         """The cost that a limit speaks of, in the unit of the limit."""
@@ -208,7 +209,7 @@ class ModelCosts:
         return self._remembered[key]
 
     def _counted(self, cut: Cut, workload: Workload | None) -> Cost:
-        """A cut into an output or vocabulary axis, or one without some tensors, which no curve describes."""
+        """A cut into an output or vocabulary axis, which no curve describes."""
         model = self.pieces
         held = [name for name in model.groups.extents if name not in cut.absent]
         sizes = {name: total([model.shape(name, cut)]) for name in held}

@@ -41,7 +41,8 @@ class Cut:
     ``tag`` is a short name for what belongs to this cut alone, such as per-width statistics
     (``bn1.running_mean@1/4``). It is not part of the address: equal channels are equal cuts.
 
-    ``width`` is the share of units by which it was made; None where its units were chosen otherwise.
+    ``width`` is the share of units by which it was made; None where its units were chosen otherwise. ``depth`` is the
+    share of blocks that it runs; None where it was not cut in depth.
 
     A cut with a ``mask`` keeps all channels and leaves out single weights: of every tensor in the mask's map, its
     patches hold the surviving values alone, in one row. A mask of level 0 leaves nothing out, but brings the map along.
@@ -55,6 +56,7 @@ class Cut:
     mask: Mask | None = None
     width: Fraction | None = field(default=None, compare=False)
     absent: frozenset[str] = frozenset()
+    depth: Fraction | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.mask is not None and self.channels:

@@ -1,6 +1,7 @@
 """Cuts as plain values, in one way for messages, worker processes and files.
 
-    {"channels": {"conv1": 16, "conv2": "0-15,20"}, "tag": "1/4", "width": "1/4", "mask": [2, digest], "absent": [...]}
+    {"channels": {"conv1": 16, "conv2": "0-15,20"}, "tag": "1/4", "width": "1/4", "mask": [2, digest], "absent": [...],
+     "depth": "1/2"}
 
 A prefix is its length, other units are ranges; what a cut does not have is left out. A mask is named by its level and
 the digest of its map, which is a message of its own.
@@ -70,13 +71,14 @@ def cut_value(cut: Cut) -> dict[str, Any]:
         "width": None if cut.width is None else str(cut.width),
         "mask": None if cut.mask is None else [cut.mask.level, cut.mask.levels.digest],
         "absent": sorted(cut.absent),
+        "depth": None if cut.depth is None else str(cut.depth),
     }
     return {name: part for name, part in parts.items() if part or name == "channels"}
 
 
 def cut_from(value: Mapping[str, Any], levels: Levels | None = None) -> Cut:
     """The cut of a value; it says what the writer's cut said, checked or not. ``levels`` is the map of its mask."""
-    width, mask = value.get("width"), None
+    width, depth, mask = value.get("width"), value.get("depth"), None
     if "mask" in value:
         level, digest = value["mask"]
         if levels is None or levels.digest != digest:
@@ -88,4 +90,5 @@ def cut_from(value: Mapping[str, Any], levels: Levels | None = None) -> Cut:
         mask,
         None if width is None else Fraction(width),
         frozenset(value.get("absent", ())),
+        None if depth is None else Fraction(depth),
     )

@@ -30,6 +30,7 @@ from fedtailor.elasticity.cutting.patch import (
 )
 from fedtailor.elasticity.cutting.unit_vectors import UnitMap
 from fedtailor.elasticity.groups import ChannelGroups
+from fedtailor.elasticity.running.exits import answers_of
 from fedtailor.elasticity.running.shells import Mode, Replacement, Scale, Shell, resize, tracks_statistics
 from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers
 from fedtailor.elasticity.tracing.copies import named_tensors, weightless
@@ -66,6 +67,7 @@ class Pieces:
         self.groups = groups
         self.timing = ""  # for ``explain``: how long tracing and checking took
         self.remarks = tuple(remarks)  # for ``explain``: what tracing met on the way
+        self.chain: tuple[str, ...] = ()  # patterns of blocks, where a person named them
         self.network = network  # None: the module's own class serves every width
         self.example = example
         self.objective = objective or Objective()
@@ -198,15 +200,18 @@ class Pieces:
         mode: Mode = "eval",
         scale: Scale | None = None,
         replace: Replacement | None = None,
+        all_exits: bool = False,
     ) -> Any:
         """What the module answers for weights that have the sizes of ``cut``: its output, or the logits in it.
 
-        ``scale`` multiplies the outputs of layers in training; ``replace`` substitutes the computation of layers.
-        In ``train`` and ``calibrate`` mode running statistics among ``weights`` are updated in place.
+        With ``all_exits`` that is a list of what each exit of the cut answers, the deepest last. ``scale`` multiplies
+        the outputs of layers in training; ``replace`` substitutes the computation of layers. In ``train`` and
+        ``calibrate`` mode running statistics among ``weights`` are updated in place.
         """
         self._shell.fit(cut, mode, weights)
         with self._shell.altered(scale if mode == "train" else None, replace):
-            return answer_of(self.call(weights, cut, batch))
+            output = self.call(weights, cut, batch)
+        return answers_of(output) if all_exits else answer_of(output)
 
     def call(self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch) -> Any:
         """All that the module returns, run as ``shell`` or ``forward`` have set it."""
@@ -284,7 +289,11 @@ class Pieces:
             values[name] = source if is_whole(table[name]) else gather(source, table[name])
         return {
             **values,
-            **{second: values[first] for second, first in self.groups.ties.items() if first in values},
+            **{
+                second: values[first]
+                for second, first in self.groups.ties.items()
+                if first in values and second not in cut.absent
+            },
         }
 
     def _slices_of(self, cut: Cut) -> list[tuple[str, Where, tuple[int, ...]]]:

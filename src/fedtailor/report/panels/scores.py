@@ -151,6 +151,7 @@ def _ends(runs: Runs, metrics: Mapping[str, str]) -> list[Row]:
                     **({"setting": run.setting} if run.setting else {}),
                     "tier": tier,
                     "width": known.get("width"),
+                    **({"depth": known["depth"]} if "depth" in known else {}),
                     "parameters": known.get("params"),
                     "seed": run.seed,
                     "score": round_to(percent(metric) * scores[metric]),
@@ -171,6 +172,11 @@ def widths(runs: Runs) -> Panel:
     choices = {"device class": by_tier}
     if all(row["width"] is not None for row in rows):
         choices = {"width": wide, **choices}
+    if all("depth" in row for row in rows):
+        deep = sorted({row["depth"] for row in rows})
+        choices["depth"] = axis(
+            "depth", "share of the blocks that it runs", axis={"values": deep, "format": WIDTHS}
+        )
     if all(row["parameters"] for row in rows):
         choices["parameters"] = axis(
             "parameters", "parameters of the network that it runs", scale={"type": "log"}
