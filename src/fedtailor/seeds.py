@@ -60,8 +60,8 @@ class Seeds:
             seed = self.for_(purpose, client=client, round=round, step=step)
             # Without an accelerator, torch.manual_seed notes for each kind of one who called, with the stack as text:
             # that takes longer than a step of a small network.
-            reseed = (
-                torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
-            )
-            reseed(seed)
+            if torch.accelerator.is_available():
+                torch.manual_seed(seed)
+            else:
+                torch.default_generator.manual_seed(seed)
             yield
