@@ -16,7 +16,7 @@ from reproduce.shared.papers import Experiment, Paper
 
 FASHION = "reproduce/fiarse/fashion-mnist-small.toml"
 CHANNELS = "fiarse:granularity=channels"
-METHODS = ("fiarse", CHANNELS, "heterofl:scaler=false", "heterofl", "fedrolex", "fedavg:width=1/8")
+METHODS = (CHANNELS, "heterofl:scaler=false", "fedrolex", "fedavg:width=1/64", "fiarse")
 FORMS = (
     "fiarse:biased_gradient=false",
     f"{CHANNELS}:biased_gradient=false",

@@ -19,6 +19,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Mask
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.errors import require
 from fedtailor.methods.dropping import filters
 from fedtailor.methods.pruning import largest, prunable, prune, unpruned
 
@@ -26,27 +27,30 @@ from fedtailor.methods.pruning import largest, prunable, prune, unpruned
 def density_for(budget: Budget, model: ElasticModel) -> Fraction:
     """The share of prunable weights that a budget pays for: a whole number of them, rounded down.
 
-    A width pays for as many weights as a network of that width has, as in OFA-FL.
+    A width pays for as many prunable weights as a network of that width has.
     """
-    names = prunable(model)
-    weights = sum(prod(model.shape(name, Cut.everything())) for name in names)
+    weights = _prunable_weights(model, Cut.everything())
     full = model.costs.measure("params", model.costs.full)
     counts = [weights]
     for name, limit in budget.limits.items():
         if name == "density":
             counts.append(int(limit * weights))
-            continue
-        if name == "width":
-            narrow = model.costs.counts(prefix(model.groups, as_width(limit)))
-            allowed = model.costs.measure("params", narrow)
-        else:
+        elif name == "width":
+            counts.append(_prunable_weights(model, prefix(model.groups, as_width(limit))))
+        else:  # parameters: biases, norms and embeddings belong to every piece
             allowed = int(limit * full) if isinstance(limit, Fraction) else limit
-        counts.append(allowed - (full - weights))  # biases, norms and embeddings belong to every piece
+            counts.append(allowed - (full - weights))
     if min(counts) < 1:
         raise TooSmallError(
             f"{budget}: it pays for no single weight beside the {full - weights} parameters that every device holds"
         )
-    return Fraction(min(counts), max(1, weights))
+    return Fraction(min(counts), weights)
+
+
+def _prunable_weights(model: ElasticModel, cut: Cut) -> int:
+    names = prunable(model)
+    require(len(names) > 0, "prunable tensors", list(names), "at least one linear or convolution layer")
+    return sum(prod(model.shape(name, cut)) for name in names)
 
 
 def mask_of(
