@@ -21,6 +21,7 @@ import fedtailor
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.config import RunConfig
 from fedtailor.errors import FedtailorError
+from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.method import SECTIONS, Method
 from fedtailor.methods.registry import get_method, method_card, method_names
@@ -121,6 +122,7 @@ def sections() -> dict[str, type[Any]]:
     hidden: dict[str, type[Any]] = {
         "training": LocalTraining,
         "server": ServerSettings,
+        "merge": MergeSettings,
     }  # read by the method, which has defaults of its own
     made: dict[str, object] = {item.name: item.default_factory for item in dataclasses.fields(RunConfig)}
     known: dict[str, type[Any]] = {

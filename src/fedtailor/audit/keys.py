@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtailor.errors import FedtailorError
 
@@ -54,10 +54,10 @@ def read_key(path: Path) -> Ed25519PrivateKey:
             f"audit.key = {str(path)!r} cannot be read: {error.strerror or error}"
         ) from error
     try:
-        key = serialization.load_pem_private_key(text, None)
+        key: Ed25519PrivateKey | None = serialization.load_pem_private_key(text, None)
     except (ValueError, TypeError):  # TypeError: it has a password
         key = None
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
+    if key is None or not isinstance(key, ed25519.Ed25519PrivateKey):
         raise FedtailorError(
             f"audit.key = {str(path)!r}: expected an Ed25519 private key without a password; {advice}"
         )
@@ -68,7 +68,7 @@ def public_of(key: Ed25519PrivateKey) -> str:
     """The public key as text."""
     serialization, _ = _library()
     raw = serialization.PublicFormat.Raw
-    return key.public_key().public_bytes(serialization.Encoding.Raw, raw).hex()
+    return str(key.public_key().public_bytes(serialization.Encoding.Raw, raw).hex())
 
 
 def read_public(given: str) -> str:
@@ -87,9 +87,9 @@ def read_public(given: str) -> str:
 
 def is_signed(public: str, signature: str, text: bytes) -> bool:
     """Whether the owner of a public key signed this text."""
+    _, ed25519 = _library()
     from cryptography.exceptions import InvalidSignature
 
-    _, ed25519 = _library()
     try:
         raw = bytes.fromhex(signature)
         if raw.hex() != signature:  # another spelling of the same bytes
@@ -100,7 +100,8 @@ def is_signed(public: str, signature: str, text: bytes) -> bool:
     return True
 
 
-def _library():  # type: ignore[no-untyped-def]
+def _library() -> tuple[Any, Any]:
+    """Two modules of ``cryptography``; without it, the error that names the extra."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519

@@ -21,7 +21,12 @@ class AuditSettings:
         """Whether there is a log."""
         return bool(self.key)
 
+    @property
+    def file(self) -> Path:
+        """Where the key is."""
+        return Path(self.key).expanduser()
+
     def check(self) -> None:
         """Refuse a key that cannot sign, before a run starts."""
         if self.active:
-            read_key(Path(self.key))
+            read_key(self.file)

@@ -256,7 +256,7 @@ def _log(origin: Origin, journal: Journal | None) -> AuditLog | None:
         raise FedtailorError(
             f"audit.key = {settings.key!r}: a log lies in the run's folder; expected folder=..."
         )
-    return AuditLog(journal.folder.path, Path(settings.key), journal.at.state.round)
+    return AuditLog(journal.folder.path, settings.file, journal.at.state.round)
 
 
 def _engine(setup: Setup, given: Engine | None) -> AbstractContextManager[Engine]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,27 +39,27 @@ class Hearing:
     settings: MergeSettings
     answers: Answers
     thin: Tensor  # (classes,): whether too few hold it
+    holds: Tensor  # (clients, classes): who holds which
     factors: Tensor  # (clients, classes): what steps are shrunk by
     believed: Sequence[bool]
     chosen: Sequence[bool | None]  # by Krum; None where the tier is too small, or the rule another
 
     @property
-    def verdict(self) -> dict[str, Any]:
-        """Who was shortened and who was not heard, for the record; nothing of rounds without."""
-        names = [update.client for update in self.answers.updates]
-        by_krum = self.settings.rule == "krum"
-        uses = self.settings.rule == "clip" or by_krum or bool(self.thin.any())
-        short = [
-            name
-            for name, row, taken in zip(names, self.factors, self.chosen, strict=True)
-            if uses and taken is None and bool((row < 1).any())
-        ]
-        unheard = [
-            name
-            for name, fine, taken in zip(names, self.believed, self.chosen, strict=True)
-            if (not fine if taken is None else not taken)
-        ]
-        return {key: found for key, found in (("clipped", short), ("unheard", unheard)) if found}
+    def verdict(self) -> dict[str, list[int]]:
+        """Whose step was shortened and who was not heard, somewhere, for the record; nothing where nobody was."""
+        everywhere = self.settings.rule == "krum"
+        doubtful = self.holds & (self.thin | everywhere)  # (clients, classes)
+        short = (self.factors < 1) & (self.holds if self.settings.rule == "clip" else doubtful)
+        found: dict[str, list[int]] = {"clipped": [], "unheard": []}
+        for number, update in enumerate(self.answers.updates):
+            taken = self.chosen[number]
+            if taken is None and bool(short[number].any()):
+                found["clipped"].append(update.client)
+            if taken is False or (
+                taken is None and not self.believed[number] and bool(doubtful[number].any())
+            ):
+                found["unheard"].append(update.client)
+        return {key: clients for key, clients in found.items() if clients}
 
 
 def heard(
@@ -78,12 +77,15 @@ def heard(
     is_krum = settings.rule == "krum"
     chosen = chosen_of_tiers(answers, settings.attackers) if is_krum else [None] * count
     doubtful = bool(thin.any()) or (is_krum and None in chosen)
-    factors = torch.ones((count, kinds), dtype=torch.float64)
+    factors, holds = (
+        torch.ones((count, kinds), dtype=torch.float64),
+        torch.ones((count, kinds), dtype=torch.bool),
+    )
     if settings.rule == "clip" or doubtful:
         found = lengths(answers, sizes)
-        factors = shrinking(found, bounds(found, holders, settings.bound))
+        factors, holds = shrinking(found, bounds(found, holders, settings.bound)), ~found.isnan()
     fine = believed(answers, thin) if doubtful else [True] * count
-    return Hearing(settings, answers, thin, factors, fine, chosen)
+    return Hearing(settings, answers, thin, holds, factors, fine, chosen)
 
 
 def each_merged(hearing: Hearing) -> Iterator[tuple[str, Tensor, Tensor]]:
