@@ -57,7 +57,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "flexlora": {},
     "heterofl": {},
     "hetlora": {},
-    "nefl": {"widths": [0.5, 1], "depths": [0.5, 1]},
+    "nefl": {"level_widths": [0.5, 1], "level_depths": [0.5, 1]},
     "ofa-fl": {"ratios": (1, "1/5"), "trigger": "schedule", "first": 0},
     "scalefl": {},
     "splitmix": {"base": 0.5},

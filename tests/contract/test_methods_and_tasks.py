@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "federated-dropout": {"keep": 0.5},
     "flado": {"sketch": 64},
     "flanc": {"widths": [0.5, 1]},
-    "nefl": {"widths": [0.5, 1], "depths": [0.5, 1]},
+    "nefl": {"level_widths": [0.5, 1], "level_depths": [0.5, 1]},
     "ofa-fl": {"ratios": (1, "1/20"), "trigger": "schedule", "first": 1},
     "splitmix": {"base": 0.5},
 }

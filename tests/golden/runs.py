@@ -48,7 +48,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "hetlora": ("hetlora", {}),
     "heterofl-averaged": ("heterofl", {"norm": "averaged", "align": 4}),
     "heterofl-per-width": ("heterofl", {"norm": "per_width", "label_rows": False}),
-    "nefl": ("nefl", {"widths": ("1/5", "3/5", 1)}),
+    "nefl": ("nefl", {"level_widths": ("1/5", "3/5", 1)}),
     "ofa-fl": ("ofa-fl", {"ratios": (1, "1/2", "1/40"), "trigger": "schedule", "first": 1, "every": 1}),
     "ofa-fl-per-width": (
         "ofa-fl",

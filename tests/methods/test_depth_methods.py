@@ -164,17 +164,18 @@ def test_the_table_of_scalefl():
     assert [(str(level.deployed.width), str(level.deployed.depth)) for level in levels] == [
         ("7/10", "1/3"), ("17/20", "2/3"), ("1", "1"),
     ]  # fmt: skip
-    assert [level.deployed.tag for level in method_of(ScaleFL, widths=(0.5, 1), ends=(2, 3)).levels(model)] == [
-        "1/2x2/3", "1x1",
-    ]  # fmt: skip
-    with pytest.raises(FedtailorError, match="method.widths = .*: expected 3 widths, one for each level"):
-        method_of(ScaleFL, widths=(0.5, 1), ends=(1, 2, 3)).levels(model)
+    two = method_of(ScaleFL, level_widths=(0.5, 1), level_ends=(2, 3)).levels(model)
+    assert [level.deployed.tag for level in two] == ["1/2x2/3", "1x1"]
     with pytest.raises(
-        FedtailorError, match="method.ends = .*: expected 3 last, as many ends as the model has"
+        FedtailorError, match="method.level_widths = .*: expected 3 widths, one for each level"
     ):
-        method_of(ScaleFL, widths=(0.5, 1)).levels(model)
+        method_of(ScaleFL, level_widths=(0.5, 1), level_ends=(1, 2, 3)).levels(model)
+    with pytest.raises(
+        FedtailorError, match="method.level_ends = .*: expected 3 last, as many ends as the model has"
+    ):
+        method_of(ScaleFL, level_widths=(0.5, 1)).levels(model)
     with pytest.raises(FedtailorError, match="widths that rise to 1"):
-        method_of(ScaleFL, widths=(1, 0.5))
+        method_of(ScaleFL, level_widths=(1, 0.5))
 
 
 def test_what_scalefl_deploys_is_what_it_trained():
@@ -197,7 +198,7 @@ def test_what_scalefl_deploys_is_what_it_trained():
 # NeFL
 
 
-NESTED: dict[str, Any] = {"widths": (0.5, 1), "depths": (0.5, 1)}
+NESTED: dict[str, Any] = {"level_widths": (0.5, 1), "level_depths": (0.5, 1)}
 
 
 def untagged_as(weights: Any, tag: str) -> dict[str, torch.Tensor]:
@@ -210,7 +211,7 @@ def test_nefl_with_one_sub_model_and_fixed_steps_is_fedavg_bit_for_bit():
     data, model = image_data((6, 5, 7)), cnn_model()
     fleet = Fleet((Tier("all", Budget(width=1), Fraction(1)),))
     settings: dict[str, Any] = {"local": LOCAL, "weighting": "samples"}
-    nested = NeFL(**settings, widths=(1,), depths=(1,), learned_steps=False)
+    nested = NeFL(**settings, level_widths=(1,), level_depths=(1,), learned_steps=False)
     ours = run(nested, model, data, fleet, rounds=2).state.weights
     theirs = run(FedAvg(**settings, norm="per_width"), model, data, fleet, rounds=2).state.weights
     assert differing(untagged_as(ours, "1"), untagged_as(theirs, "1")) == set()

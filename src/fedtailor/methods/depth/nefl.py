@@ -47,30 +47,25 @@ class NeFL(LevelMethod):
     local: LocalTraining = LocalTraining()
     norm: Policy = "per_width"
     weighting: Literal["samples", "count"] = "count"
-    widths: tuple[WidthLike, ...] = (0.5, 0.75, 1)  # the share of channels of each sub-model, rising to 1
-    depths: tuple[WidthLike, ...] = (
-        0.5,
-        0.75,
-        1,
-    )  # the share of each chain's blocks that it keeps, the first ones
+    level_widths: tuple[WidthLike, ...] = (0.5, 0.75, 1)  # the share of channels of each sub-model
+    level_depths: tuple[WidthLike, ...] = (0.5, 0.75, 1)  # the share of each chain's blocks that it keeps
     learned_steps: bool = True  # s_j are trained with the weights; false: they stay 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("widths", "depths"):
+        for name in ("level_widths", "level_depths"):
             shares = tuple(as_width(share, f"method.{name}") for share in getattr(self, name))
             rising = len(shares) > 0 and list(shares) == sorted(shares) and shares[-1] == 1
-            require(
-                rising, f"method.{name}", getattr(self, name), "shares that rise to 1, one for each sub-model"
-            )
+            require(rising, f"method.{name}", shares, "shares that rise to 1, one for each sub-model")
             object.__setattr__(self, name, shares)
-        paired = len(self.widths) == len(self.depths)
-        require(paired, "method.depths", self.depths, f"{len(self.widths)} shares, as many as widths")
+        count, depths = len(self.level_widths), self.level_depths
+        expected = f"{count} shares, as many as level_widths"
+        require(len(depths) == count, "method.level_depths", depths, expected)
 
     def levels(self, model: ElasticModel) -> tuple[Level, ...]:
         """The first channels, and of every chain the first blocks; blocks that change the shape stay."""
         found = []
-        for width, depth in zip(self.widths, self.depths, strict=True):
+        for width, depth in zip(self.level_widths, self.level_depths, strict=True):
             stays = {
                 block
                 for chain in model.chains

@@ -39,8 +39,10 @@ class ScaleFL(LevelMethod):
     local: LocalTraining = LocalTraining(momentum=0.9, weight_decay=5e-4)
     norm: Policy = "static"
     weighting: Literal["samples", "count"] = "count"
-    widths: tuple[WidthLike, ...] = ()  # s_l of each level, ascending to 1; none: the authors' for four exits
-    ends: tuple[int, ...] = ()  # e_l of each level, counted from 1; none: 1, 2, 3 ...
+    level_widths: tuple[
+        WidthLike, ...
+    ] = ()  # s_l of each level, ascending to 1; none: the authors' for four exits
+    level_ends: tuple[int, ...] = ()  # e_l of each level, counted from 1; none: 1, 2, 3 ...
     scaler: bool = True  # divide layer outputs by the width while training, as HeteroFL does
     gamma: float = 0.05  # how much early exits learn from the last one; 0: nothing
     temperature: float = 3.0  # T, softens the answers that exits learn from
@@ -48,12 +50,12 @@ class ScaleFL(LevelMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        widths = tuple(as_width(width, "method.widths") for width in self.widths)
-        object.__setattr__(self, "widths", widths)
+        widths = tuple(as_width(width, "method.level_widths") for width in self.level_widths)
+        object.__setattr__(self, "level_widths", widths)
         rising = list(widths) == sorted(widths) and (not widths or widths[-1] == 1)
-        require(rising, "method.widths", self.widths, "widths that rise to 1, one for each level")
-        rising = list(self.ends) == sorted(self.ends) and all(end >= 1 for end in self.ends)
-        require(rising, "method.ends", self.ends, "numbers of exits in ascending order, from 1")
+        require(rising, "method.level_widths", self.level_widths, "widths that rise to 1, one for each level")
+        rising = list(self.level_ends) == sorted(self.level_ends) and all(end >= 1 for end in self.level_ends)
+        require(rising, "method.level_ends", self.level_ends, "numbers of exits in ascending order, from 1")
         require(0 <= self.gamma < math.inf, "method.gamma", self.gamma, "at least 0")
         soft = 0 < self.temperature < math.inf
         require(soft, "method.temperature", self.temperature, "a number above 0")
@@ -66,11 +68,14 @@ class ScaleFL(LevelMethod):
     def table(self, model: ElasticModel) -> list[tuple[Fraction, int]]:
         """(s_l, e_l) of every level; refused where it does not fit the exits of the model."""
         count = len(model.exits)
-        ends = self.ends or tuple(range(1, (len(self.widths) or count) + 1))
-        widths = self.widths or usual_widths(count)
-        require(ends[-1] == count, "method.ends", ends, f"{count} last, as many ends as the model has")
+        ends = self.level_ends or tuple(range(1, (len(self.level_widths) or count) + 1))
+        widths = self.level_widths or usual_widths(count)
+        require(ends[-1] == count, "method.level_ends", ends, f"{count} last, as many ends as the model has")
         require(
-            len(widths) == len(ends), "method.widths", self.widths, f"{len(ends)} widths, one for each level"
+            len(widths) == len(ends),
+            "method.level_widths",
+            self.level_widths,
+            f"{len(ends)} widths, one for each level",
         )
         return [(as_width(width), end) for width, end in zip(widths, ends, strict=True)]
 
