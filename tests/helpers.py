@@ -31,12 +31,13 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.storage.run_folder import WEIGHTS
-from odd_networks import adapted
+from odd_networks import adapted, deep
 
 CLASSES = 4
 SIDE = 4  # pixels of the images
 
 LOW_RANK = ("flexlora", "hetlora")  # methods that train adapters, and no other network
+DEEP = ("depthfl", "nefl", "scalefl")  # methods that cut depth, and need blocks or exits
 
 # The tensors of ``tiny_cnn`` by their place in the Sequential.
 CONV1, NORM1, CONV2, NORM2, LINEAR = "0", "1", "4", "5", "8"
@@ -81,6 +82,23 @@ def tiny_adapted(seed: int = 0) -> nn.Module:
 @cache
 def adapted_model() -> ElasticModel:
     return elastic(tiny_adapted(), images(2).take(torch.arange(2)))
+
+
+def tiny_deep(seed: int = 0) -> nn.Module:
+    """Three residual blocks and three ends."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return deep((1, SIDE, SIDE), CLASSES)
+
+
+@cache
+def deep_model() -> ElasticModel:
+    return elastic(tiny_deep(), images(2).take(torch.arange(2)))
+
+
+def kind_of(method: str) -> str:
+    """What kind of network a method is tested on."""
+    return "adapted" if method in LOW_RANK else "deep" if method in DEEP else "plain"
 
 
 def images(count: int, classes: int = CLASSES, seed: int = 1) -> Examples:

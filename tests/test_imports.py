@@ -103,6 +103,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"registry", "dropping", "pruning", "masks"},
         {
             "apfl",
+            "depth",
             "fedavg",
             "federated_dropout",
             "fiarse",
@@ -224,7 +225,7 @@ def test_a_method_knows_the_mathematics_and_not_the_machinery():
 def test_a_paper_is_a_folder_that_nobody_else_knows():
     """Deleting the folder deletes the method: only what extends it imports it, and that is a method too."""
     papers = [path.parent.name for path in ROOT.glob("methods/*/__init__.py")]
-    assert sorted(papers) == ["apfl", "fiarse", "fjord", "flado", "flanc", "low_rank", "ofa_fl"]
+    assert sorted(papers) == ["apfl", "depth", "fiarse", "fjord", "flado", "flanc", "low_rank", "ofa_fl"]
     for paper in papers:
         home = f"methods.{paper}"
         outside = [m for m in MODULES if not inside(m, home) and any(inside(n, home) for n in own_imports(m))]

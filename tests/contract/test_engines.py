@@ -30,7 +30,7 @@ from fedtailor.record import Row
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings
 from fedtailor.storage.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from helpers import LOW_RANK, differing, setup_of, slow_if
+from helpers import differing, kind_of, setup_of, slow_if
 from odd_methods import As, Several
 
 every_method = pytest.mark.parametrize("name", method_names())
@@ -46,12 +46,12 @@ class Pools:
     """Pools of one and of two workers for each network, started when they are first asked for."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self._stack, self._pools = stack, dict[tuple[int, bool], WorkerPool]()
+        self._stack, self._pools = stack, dict[tuple[int, str], WorkerPool]()
 
     def of(self, name: str, workers: int) -> WorkerPool:
-        key = (workers, name in LOW_RANK)
+        key = (workers, kind_of(name))
         if key not in self._pools:
-            served = {each: smallest(each) for each in method_names() if (each in LOW_RANK) == key[1]}
+            served = {each: smallest(each) for each in method_names() if kind_of(each) == key[1]}
             pool = WorkerPool(Several(methods=served), model_of(name), DATA, workers)
             self._pools[key] = self._stack.enter_context(pool)
             pool.start()
@@ -115,7 +115,7 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
 
 
 LIKE_OTHERS = (
-    "apfl", "flado", "fjord", "flanc", "hetlora", "ofa-fl",
+    "apfl", "flado", "fjord", "flanc", "hetlora", "nefl", "ofa-fl", "scalefl",
     "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "fiarse", "flexlora",
     "splitmix", "uniprob",
 )  # fmt: skip
@@ -182,7 +182,8 @@ def write_config(folder: Path, method: str, workers: int, rounds: int = 8) -> Pa
     plain = {key: value for key, value in SMALLEST[method].items() if not isinstance(value, dict)}
     settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain.items())
     path = folder / "config.toml"
-    network = f'name = "{NETWORKS}:adapted"' if method in LOW_RANK else 'name = "cnn"\nchannels = [8, 16]'
+    own = f'name = "{NETWORKS}:{kind_of(method)}"'
+    network = 'name = "cnn"\nchannels = [8, 16]' if kind_of(method) == "plain" else own
     path.write_text(
         CONFIG.format(method=method, settings=settings, network=network, workers=workers, rounds=rounds)
     )

@@ -25,14 +25,15 @@ from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_card, method_names
 from fedtailor.server.evaluation import evaluate_tiers
 from helpers import (
-    LOW_RANK,
     Result,
     adapted_model,
     bits,
     cnn_model,
+    deep_model,
     differing,
     held_mask,
     image_data,
+    kind_of,
     run,
     setup_of,
     snapshot,
@@ -42,6 +43,7 @@ from helpers import (
 # The smallest settings with which each method shows what it does.
 SMALLEST: dict[str, dict[str, Any]] = {
     "apfl": {"warmup": 1, "per_group": True},
+    "depthfl": {"ramp": 2},
     "efd": {},
     "fedavg": {},
     "fedcs": {"warmup": 1, "search_at_once": 2},
@@ -56,11 +58,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "flexlora": {},
     "heterofl": {},
     "hetlora": {},
+    "nefl": {"level_widths": [0.5, 1], "level_depths": [0.5, 1]},
     "ofa-fl": {"ratios": (1, "1/5"), "trigger": "schedule", "first": 0},
+    "scalefl": {},
     "splitmix": {"base": 0.5},
     "uniprob": {},
 }
-METHODS_SEEN = 18
+METHODS_SEEN = 21
 
 # Tensors that a merge makes anew as a whole, because of what was sent the product alone is merged.
 REMADE = {"flexlora": {"2.up.weight", "2.down.weight"}}
@@ -97,14 +101,14 @@ def smallest(name: str) -> Method:
 
 
 MODEL = cnn_model()
-ADAPTED = adapted_model()
-MODULES = {id(model): snapshot(model.weights()) for model in (MODEL, ADAPTED)}  # before any run
+MODELS = {"plain": MODEL, "adapted": adapted_model(), "deep": deep_model()}
+MODULES = {id(model): snapshot(model.weights()) for model in MODELS.values()}  # before any run
 DATA = image_data((6, 5, 7, 4))
 
 
 def model_of(name: str) -> ElasticModel:
-    """What a method is tested on: a small convolutional network, or an adapted one."""
-    return ADAPTED if name in LOW_RANK else MODEL
+    """What a method is tested on: a small convolutional network, an adapted one, or one with exits."""
+    return MODELS[kind_of(name)]
 
 
 def cohorts(name: str) -> list[int]:
@@ -279,7 +283,7 @@ def test_a_normalisation_policy_works_or_is_refused_at_once(name, policy):
     for tier in fleet_by_name(FLEET).tiers:
         for patch in method.deploy(state, tier.budget, model_of(name)).patches:
             untouched = [
-                tensor for tensor in means if not bool(patch.values[tensor].any())
+                tensor for tensor in means if tensor in patch.values and not bool(patch.values[tensor].any())
             ]  # they start at zero
             assert untouched == [], f"statistics of width {patch.cut.tag} were never measured"
 

@@ -27,9 +27,10 @@ from fedtailor.method import Method
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.record import RoundRecord
 from fedtailor.storage.run_folder import RunFolder
-from helpers import LOW_RANK, image_data, slow_if, tiny_adapted, tiny_cnn
+from helpers import image_data, kind_of, slow_if, tiny_adapted, tiny_cnn, tiny_deep
 
 ROUNDS = 4
+BUILDERS = {"plain": tiny_cnn, "adapted": tiny_adapted, "deep": tiny_deep}
 
 
 class CutError(Exception):
@@ -83,7 +84,7 @@ def chosen(name: str) -> Method:
 def train(name: str, folder: Path, **settings: Any) -> fedtailor.Run:
     """Everything is built anew, as in a new process."""
     return fedtailor.train(
-        tiny_adapted() if name in LOW_RANK else tiny_cnn(), image_data((6, 5, 7, 4)), "uniform-2", chosen(name),
+        BUILDERS[kind_of(name)](), image_data((6, 5, 7, 4)), "uniform-2", chosen(name),
         rounds=ROUNDS, clients_per_round=3, evaluate_every=2, seed=5, folder=folder, engine={"workers": 0}, **settings,
     )  # fmt: skip
 

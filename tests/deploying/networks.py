@@ -11,7 +11,7 @@ from torch import nn
 import fedtailor
 from fedtailor.data import Examples, FederatedData, ImagePreparation
 from fedtailor.models import build_model
-from odd_networks import adapted
+from odd_networks import adapted, deep
 
 PIXELS = ImagePreparation(mean=(0.4,), std=(0.2,))
 
@@ -47,6 +47,10 @@ def with_adapter() -> nn.Module:
     return adapted((1, 8, 8), CLASSES)
 
 
+def with_ends() -> nn.Module:
+    return deep((1, 8, 8), CLASSES)
+
+
 BUILDERS: dict[str, Any] = {
     "cnn": cnn, "resnet": resnet, "mobilenet": mobilenet, "lstm": lstm, "vit": vit, "bert": Encoder,
 }  # fmt: skip
@@ -80,6 +84,6 @@ def finished(name: str, method: Any = "fjord", fleet: Any = "uniform-2", **setti
     """One round over four clients: weights that are nobody's start, norms that have seen data."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = {**BUILDERS, "wide": wide, "adapted": with_adapter}[name]()
+        module = {**BUILDERS, "wide": wide, "adapted": with_adapter, "deep": with_ends}[name]()
     options = {"rounds": 1, "clients_per_round": 4, "engine": {"workers": 0}, "progress": False, **settings}
     return fedtailor.train(module, data_for(name), fleet, method, **options)

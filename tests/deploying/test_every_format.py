@@ -22,7 +22,7 @@ from fedtailor.deploying.wanted import Wanted
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.methods.registry import method_names
-from helpers import LOW_RANK
+from helpers import kind_of
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -90,6 +90,7 @@ def differences(cases: list[Case], folder: Path) -> list[float]:
 MODELS: dict[str, Any] = {
     "bert": ["plain_encoder", "Encoder", {}],
     "adapted": ["odd_networks", "adapted", {"input_shape": [1, 8, 8], "num_classes": 4}],
+    "deep": ["odd_networks", "deep", {"input_shape": [1, 8, 8], "num_classes": 4}],
     "cnn": [
         "fedtailor.models",
         "build_model",
@@ -148,7 +149,7 @@ def test_every_method_deploys_to_every_format(method, tmp_path_factory):
         groups = finished("cnn").model.groups
         sizes = {group: groups.counts[group] // 2 for group in groups.elastic}
         options = {"architectures": {str(client): sizes for client in range(4)}}
-    kind = "adapted" if method in LOW_RANK else "cnn"
+    kind = kind_of(method).replace("plain", "cnn")
     run = finished(
         kind, {"name": method, **options}, "uniform-4" if method == "splitmix" else "uniform-2", rounds=3
     )

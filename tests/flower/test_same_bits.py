@@ -16,7 +16,7 @@ from fedtailor.flower.server import serve
 from fedtailor.methods.registry import method_names
 from fedtailor.run.interface import run_config
 from flower.loopback import LoopbackGrid
-from helpers import LOW_RANK, differing, final_weights, slow_if
+from helpers import differing, final_weights, kind_of, slow_if
 
 CONFIG = """
 name = "same"
@@ -49,8 +49,8 @@ NETWORKS = Path(__file__).parents[1] / "odd_networks.py"
 def config_of(method: str) -> str:
     """A run of a method, on a network that it can train."""
     text = CONFIG.replace("{method}", method)
-    own = f'name = "{NETWORKS}:adapted"'
-    return text.replace('name = "cnn"\nchannels = [4, 6]', own) if method in LOW_RANK else text
+    own = f'name = "{NETWORKS}:{kind_of(method)}"'
+    return text if kind_of(method) == "plain" else text.replace('name = "cnn"\nchannels = [4, 6]', own)
 
 
 FAST = "heterofl"

@@ -17,8 +17,8 @@ import fedtailor
 from fedtailor.methods.registry import get_method
 from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
-from helpers import LOW_RANK, bits
-from odd_networks import adapted
+from helpers import DEEP, LOW_RANK, bits
+from odd_networks import adapted, deep
 
 ROUNDS = 4
 
@@ -27,6 +27,7 @@ EVERYONE = 20  # all clients of the data set
 # Name of a recording -> (method, settings): four rounds show all that a method does (stages, pruning, search ...).
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "apfl": ("apfl", {"warmup": 1, "search_examples": 32, "shrink": 0.4}),
+    "depthfl": ("depthfl", {"ramp": 2}),
     "efd": ("efd", {}),
     "fedavg": ("fedavg", {}),
     "fedavg-narrow": ("fedavg", {"width": "2/5"}),
@@ -49,11 +50,13 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "hetlora": ("hetlora", {}),
     "heterofl-averaged": ("heterofl", {"norm": "averaged", "align": 4}),
     "heterofl-per-width": ("heterofl", {"norm": "per_width", "label_rows": False}),
+    "nefl": ("nefl", {"level_widths": ("1/5", "3/5", 1)}),
     "ofa-fl": ("ofa-fl", {"ratios": (1, "1/2", "1/40"), "trigger": "schedule", "first": 1, "every": 1}),
     "ofa-fl-per-width": (
         "ofa-fl",
         {"ratios": (1, "1/2", "1/40"), "trigger": "schedule", "first": 1, "every": 1, "norm": "per_width"},
     ),
+    "scalefl": ("scalefl", {}),
     "splitmix": ("splitmix", {"base": "1/5"}),
     "uniprob": ("uniprob", {}),
 }
@@ -61,11 +64,13 @@ NETWORKS = ("norm", "plain")
 
 
 def network(kind: str, method: str) -> nn.Module:
-    """With batch norm, or without any normalisation; an adapted one where a method trains no other."""
+    """With batch norm or without; an adapted one, or one with exits, where a method trains no other."""
     with Seeds(7).scope("golden network"):
         normed = kind == "norm"
         if method in LOW_RANK:
             return adapted((1, 8, 8), 10, rank=10, norm=normed)
+        if method in DEEP:
+            return deep((1, 8, 8), 10, norm=normed)
         return nn.Sequential(
             nn.Conv2d(1, 10, 3, padding=1),
             nn.BatchNorm2d(10) if normed else nn.Identity(),

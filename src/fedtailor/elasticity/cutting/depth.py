@@ -53,9 +53,11 @@ def without_blocks(
     cut: Cut, chains: Iterable[Chain], left_out: Collection[str], tensors: Iterable[str]
 ) -> Cut:
     """The same cut without some blocks; ``tensors`` are the names of all tensors of the model."""
+    if not left_out:
+        return replace(cut, depth=Fraction(1))
     blocks = [block for chain in chains for block in chain.blocks]
     prefixes = tuple(f"{block}." for block in left_out)
-    gone = frozenset(name for name in tensors if name.startswith(prefixes)) if prefixes else frozenset()
+    gone = frozenset(name for name in tensors if name.startswith(prefixes))
     return _shallow(cut, gone, Fraction(len(blocks) - len(left_out), max(1, len(blocks))))
 
 

@@ -11,7 +11,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cache, wraps
+from functools import wraps
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -89,8 +89,17 @@ def with_exits(module: nn.Module, example: Batch, wished: Wished, named: Sequenc
     return made
 
 
-@cache
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def _class_with_exits(kind: type[nn.Module]) -> type[nn.Module]:
+    """The subclass that stops at exits; one for each class, so that equal modules are of one type."""
+    if kind not in _CLASSES:
+        _CLASSES[kind] = _made_class(kind)
+    return _CLASSES[kind]
+
+
+def _made_class(kind: type[nn.Module]) -> type[nn.Module]:
     @wraps(kind.forward)
     def forward(self: WithExits, *args: Any, **kwargs: Any) -> Any:
         return _run(self, lambda: kind.forward(self, *args, **kwargs), (*args, *kwargs.values()))
@@ -150,7 +159,7 @@ def _run(module: WithExits, forward: Callable[[], Any], inputs: Sequence[Any]) -
 
 def _stack_of_calls(inputs: Sequence[Any]) -> dict[str, Any]:
     """The calls that are under way, as ``torch.fx`` or ``torch.export`` knows them while it records a pass."""
-    tracers = [value.tracer for value in inputs if isinstance(value, fx.Proxy)]
+    tracers: list[Any] = [value.tracer for value in inputs if isinstance(value, fx.Proxy)]
     if recording := sys.modules.get("torch.fx.experimental.proxy_tensor"):  # importing it would take a second
         tracers.append(getattr(recording.get_proxy_mode(), "tracer", None))
     return next((each.module_stack for each in tracers if hasattr(each, "module_stack")), {})
