@@ -75,6 +75,7 @@ FLOORS: list[set[str]] = [
     {"method"},
     {"methods", "storage"},
     {"privacy"},
+    {"secure"},  # it shares the sums of private rounds
     {"engines", "audit"},
     {"server"},
     {"config"},

@@ -29,6 +29,7 @@ from fedtailor.method import SECTIONS, Method, own_settings
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.objective import ObjectiveSettings
 from fedtailor.privacy.settings import PrivacySettings
+from fedtailor.secure.settings import SecureSettings
 from fedtailor.server.setup import AsynchronousSettings, NormSettings, RoundSettings
 from fedtailor.server.stopping import Stopping
 from fedtailor.steps import OnNotice
@@ -93,6 +94,7 @@ class RunConfig:
     norm: NormSettings = field(default_factory=NormSettings)
     asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    secure: SecureSettings = field(default_factory=SecureSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
 
@@ -113,7 +115,7 @@ class RunConfig:
         """The part that the round loop reads."""
         return RoundSettings(
             self.rounds, self.clients_per_round, self.evaluate_every, self.stopping, self.engine, self.norm,
-            self.asynchronous, self.privacy,
+            self.asynchronous, self.privacy, self.secure,
         )  # fmt: skip
 
     @cached_property

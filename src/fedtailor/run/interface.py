@@ -40,6 +40,7 @@ from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.making import Learnt, make_setup
 from fedtailor.run.result import Run
 from fedtailor.run.setup import prepare_config, torch_threads
+from fedtailor.secure.settings import SecureSettings
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
 from fedtailor.server.setup import AsynchronousSettings, NormSettings, Setup
@@ -81,6 +82,7 @@ def train(
     norm: NormSettings | Mapping[str, Any] | None = None,
     asynchronous: AsynchronousSettings | Mapping[str, Any] | None = None,
     privacy: PrivacySettings | Mapping[str, Any] | None = None,
+    secure: SecureSettings | Mapping[str, Any] | None = None,
     report: ReportSettings | Mapping[str, Any] | None = None,
     audit: AuditSettings | Mapping[str, Any] | None = None,
     folder: Path | str | None = None,
@@ -103,7 +105,8 @@ def train(
     ``engine`` says how many processes work (``{"workers": 4}``) and what becomes of clients that fail,
     ``norm`` how many clients measure norm statistics, ``report`` whether the folder names single clients;
     ``asynchronous`` merges answers as they come, in simulated time (``{"buffer": 10}``); ``privacy`` clips differences
-    and adds noise to their sums (``{"clip": 1.0, "epsilon": 4}``).
+    and adds noise to their sums (``{"clip": 1.0, "epsilon": 4}``), ``secure`` sums
+    updates under masks (``{"threshold": 3}``).
     Tiers are evaluated after ``evaluate_every`` rounds and at the end; ``auto`` keeps that below a tenth of the work.
     With a ``folder`` every round is saved there, and with ``audit={"key": ...}`` signed in a log; the same call with
     ``resume=True`` goes on after the last one.
@@ -115,7 +118,7 @@ def train(
     settings = run_settings(
         rounds=rounds, clients_per_round=clients_per_round, evaluate_every=evaluate_every, seed=seed, threads=threads,
         stopping=stopping, engine=engine, norm=norm, report=report, asynchronous=asynchronous,
-        privacy=privacy, checkpoint=checkpoint, audit=audit,
+        privacy=privacy, secure=secure, checkpoint=checkpoint, audit=audit,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server, merge)
     learnt = Learnt(task, loss, metrics, validation, model)

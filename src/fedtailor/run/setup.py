@@ -41,6 +41,7 @@ from fedtailor.run.learning import (
     report_what_is_known,
     too_few_outputs,
 )
+from fedtailor.secure.checking import check_secure
 from fedtailor.seeds import Seeds
 from fedtailor.server.clock.buffered import check_buffered
 from fedtailor.server.clock.equipping import equipped
@@ -144,7 +145,23 @@ def prepare(
     check_workers(method, model, data, settings.engine)
     if settings.privacy.active:
         check_privacy(setup)
+    if settings.secure.active:
+        check_masked(setup)
     return setup
+
+
+def check_masked(setup: Setup) -> None:
+    """Refuse what cannot be summed under masks."""
+    settings = setup.settings
+    if settings.privacy.active:
+        raise FedtailorError(
+            "[privacy] and [secure]: there is no noise under masks yet; expected one of them"
+        )
+    asked, least = settings.clients_per_round, settings.secure.threshold
+    require(least <= asked, "secure.threshold", least, f"at most clients_per_round = {asked}")
+    buffer = settings.asynchronous.buffer
+    require(buffer == 0, "asynchronous.buffer", buffer, "0, with [secure]: masks cancel within a round")
+    check_secure(setup.method, setup.model, setup.data, setup.fleet, setup.start.state, setup.seeds)
 
 
 def check_privacy(setup: Setup) -> None:

@@ -99,10 +99,10 @@ def run_rounds(
 
 
 def merged(setup: Setup, state: ServerState, tried: Try) -> ServerState:
-    """The state after a round: by the method's merge, of what its clients sent or of what a guard lets through."""
+    """The state after a round: by the method's merge, of what clients sent or [privacy] or [secure] made of it."""
     method, updates = setup.method, tried.updates
-    if setup.guard is not None:
-        updates = setup.guard.release(state, tried.tasks, updates)
+    if setup.between is not None:
+        updates = setup.between.release(state, tried.tasks, updates)
     state = method.merge(state, updates, setup.model)
     check_applied(method.server, type(method).__qualname__, state, method.merging)
     return state
@@ -177,9 +177,9 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
         table, gone = timetable(setup, tasks, now)
         running = [task for task in tasks if task.client.id not in gone]
         answers = chain(gone.values(), engine.run(running))
-        updates, refused = check_answers(tasks, answers, model, compare=guard is None)
-        if guard is not None:
-            updates = [guard.quiet(update) for update in updates]
+        updates, refused = check_answers(tasks, answers, model, compare=setup.between is None)
+        if setup.between is not None:
+            updates = [setup.between.quiet(update) for update in updates]
         strikes = faults.with_strikes(strikes, cohort, refused)
         now += table.seconds if table is not None else 0.0
         tries.append(Try(tasks, updates, refused, table))

@@ -48,7 +48,7 @@ def round_record(
         seconds=round(seconds, 4),
         failed=faults.failures(_refusals(tries, evaluation)),
         simulated=simulated(setup, tries),
-        privacy=setup.guard.spent() if setup.guard is not None else {},
+        privacy=setup.between.spent() if setup.between is not None else {},
     )
     return record if evaluation is None else evaluated(record, evaluation, after.best)
 

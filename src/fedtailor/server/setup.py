@@ -19,6 +19,8 @@ from fedtailor.privacy.guard import Guard
 from fedtailor.privacy.ledger import Ledger, seeded_key
 from fedtailor.privacy.settings import PrivacySettings
 from fedtailor.privacy.terms import Terms
+from fedtailor.secure.aggregation import Aggregation
+from fedtailor.secure.settings import SecureSettings
 from fedtailor.seeds import Seeds
 from fedtailor.server.schedule import Work
 from fedtailor.server.stopping import Stopping
@@ -72,6 +74,7 @@ class RoundSettings:
     norm: NormSettings = field(default_factory=NormSettings)
     asynchronous: AsynchronousSettings = field(default_factory=AsynchronousSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    secure: SecureSettings = field(default_factory=SecureSettings)
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
@@ -105,6 +108,7 @@ class Setup:
     roster: Roster | None = None  # who is there, where clients come and go
     audited: bool = False  # whether records hold what a signed log needs
     guard: Guard | None = None  # of private runs, from their start on
+    masks: Aggregation | None = None  # of runs whose updates are summed under masks, the same
 
     @classmethod
     def of(
@@ -148,12 +152,17 @@ class Setup:
         return Terms.of(settings.privacy, names, counts, settings.clients_per_round, settings.rounds)
 
     def guarded(self, folder: Path | None, released: int) -> Setup:
-        """The same with a guard, where [privacy] asks for one; so many rounds were released before."""
-        privacy = self.settings.privacy
+        """The same with what [privacy] or [secure] puts before the merge; so many rounds were released before."""
+        privacy, secure = self.settings.privacy, self.settings.secure
+        if self.roster is not None and (privacy.active or secure.active):
+            raise FedtailorError(
+                "[privacy] and [secure]: on Flower clients come and go; expected a simulation"
+            )
+        if secure.active:
+            masks = Aggregation(self.method, self.model, self.fleet.tiers, secure, self.seeds)
+            return replace(self, masks=masks)
         if not privacy.active:
             return self
-        if self.roster is not None:
-            raise FedtailorError("[privacy]: on Flower clients come and go; expected a run in a simulation")
         terms, key = self.terms, seeded_key(self.seeds.root) if privacy.seeded else b""
         ledger = Ledger(terms, privacy.epsilon, folder if privacy.hides else None, key)
         if privacy.hides:
@@ -161,6 +170,11 @@ class Setup:
         return replace(
             self, guard=Guard(self.method, self.model, self.fleet.tiers, terms, ledger, self.seeds)
         )
+
+    @property
+    def between(self) -> Guard | Aggregation | None:
+        """What stands between clients' answers and their merge, where they are not merged themselves."""
+        return self.guard or self.masks
 
     @property
     def waits_for_nobody(self) -> bool:

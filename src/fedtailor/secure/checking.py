@@ -1,0 +1,57 @@
+"""What cannot be summed under masks is refused before a run starts."""
+
+from __future__ import annotations
+
+from fedtailor.data.federated import FederatedData
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet import Fleet
+from fedtailor.messages import Client, ServerState
+from fedtailor.method import Method
+from fedtailor.privacy.guard import pieces_of
+from fedtailor.secure.streams import check_installed
+from fedtailor.seeds import Seeds
+
+LOOKED_AT = 4  # clients of a tier whose pieces are compared
+
+
+def check_secure(
+    method: Method, model: ElasticModel, data: FederatedData, fleet: Fleet, state: ServerState, seeds: Seeds
+) -> None:
+    """Refuse a method or a fleet whose pieces differ between clients of a tier, and what looks at single answers."""
+    check_installed()
+    if type(method).merge is not Method.merge:
+        raise FedtailorError(
+            f"[secure]: {method.name} looks at single answers in its merge, and there are none under masks; expected a "
+            "method that merges by the mean over holders, such as fedavg, heterofl, fedrolex or fjord"
+        )
+    if method.server.active:
+        raise FedtailorError(
+            f"[secure]: {method.server}: what rests for a round would be stepped all the same; expected no [server]"
+        )
+    if method.policy.kept_by_clients or (model.statistics and method.norm != "averaged"):
+        raise FedtailorError(
+            f"[secure]: method.norm = {method.norm!r} asks clients for statistics or scores in clear; expected averaged"
+        )
+    if data.remote:
+        raise FedtailorError(
+            "[secure]: the messages of the protocol do not reach Flower's clients yet; expected a simulation"
+        )
+    if fleet.macs_range is not None or fleet.equipment is not None:
+        raise FedtailorError(
+            "[secure]: who holds what must follow from tiers; expected a fleet of fixed widths"
+        )
+    begun = method.begin(state, model)
+    first, *others = (pieces_of(method, model, fleet.tiers, begun, seeds, each) for each in range(LOOKED_AT))
+    if any(other != first for other in others):
+        raise FedtailorError(
+            f"[secure]: {method.name} gives each client a piece of its own, and masks cancel only where others "
+            "hold the same; expected one for each tier: heterofl, fedrolex, or federated-dropout with mask = 'round'"
+        )
+    for tier in fleet.tiers:
+        lease = method.assign(begun, Client(0, tier.name, tier.budget, 1), model, seeds).lease
+        if lease.partial:
+            raise FedtailorError(
+                f"[secure]: clients of {method.name} send the rows of their own labels alone, which tells them; "
+                "expected method.label_rows = false"
+            )
