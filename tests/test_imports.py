@@ -78,6 +78,7 @@ FLOORS: list[set[str]] = [
     {"secure"},  # it shares the sums of private rounds
     {"engines", "audit"},
     {"server"},
+    {"anchoring"},
     {"config"},
     {"report"},  # made from run folders alone
     {"progress"},

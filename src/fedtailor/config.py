@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import tomllib
 import unicodedata
 import warnings
@@ -15,11 +14,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedtailor.anchoring import DEEPEST, Table, anchored, anchored_value
 from fedtailor.audit.settings import AuditSettings
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.data.datasets import dataset_names
 from fedtailor.data.federated import DataSettings
-from fedtailor.data.own import looks_like_path
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import FleetSettings
@@ -37,12 +35,9 @@ from fedtailor.storage.journal import CheckpointSettings
 from fedtailor.storage.run_folder import ReportSettings
 from fedtailor.toml_text import as_toml
 
-Table = dict[str, Any]
 Settings = Mapping[str, Any]
 S = TypeVar("S")
 
-DEEPEST = 20  # tables in tables
-TABLES = (".toml", ".csv")  # files of devices
 TOO_DEEP = "tables or lists nested far too deep; expected sections of keys"
 LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it
 # What was chosen for the one is of no use to another: an override of the first key drops the others of its section.
@@ -295,38 +290,6 @@ def _drop_what_belonged_to_others(table: Table, changes: Sequence[_Change], on_n
         told = ", ".join(f"{section}.{key} = {as_toml(found.pop(key))}" for key in gone)
         if gone:
             on_notice(f"{section}.{choice} = {chosen[-1]}: dropped {told}, which the config has for another")
-
-
-def anchored(table: Mapping[str, Any], folder: Path, above: str = "") -> Table:
-    """The table with its paths to files made absolute; relative ones start from ``folder``."""
-    return {
-        key: anchored(value, folder, f"{above}{key}.")
-        if isinstance(value, Mapping) and above.count(".") < DEEPEST
-        else anchored_value(f"{above}{key}", value, folder)
-        for key, value in table.items()
-    }
-
-
-def anchored_value(key: str, value: Any, folder: Path) -> Any:
-    """A setting that is a path, or names code in a file (``my_file.py:build``), with the whole path; others as is."""
-    if not isinstance(value, str):
-        return value
-    if ".py:" in value:
-        file, _, name = value.partition(".py:")
-        return f"{_whole(f'{file}.py', folder)}:{name}"
-    own = key == "data.dataset" and value not in dataset_names()
-    is_path = own and (looks_like_path(value) or os.path.isdir(folder / value))
-    named = key in ("model.weights", "fleet.trace", "audit.key") or (
-        key == "fleet.devices" and value.endswith(TABLES)
-    )
-    return _whole(value, folder) if is_path or (named and value) else value
-
-
-def _whole(path: str, folder: Path) -> str:
-    """The path seen from ``folder``, if that is where it leads; else, if it leads somewhere from here, as it is."""
-    given = os.path.expanduser(path)
-    beside = os.path.join(folder, given)
-    return path if not os.path.exists(beside) and os.path.exists(given) else os.path.abspath(beside)
 
 
 def _names_a_folder(name: str) -> bool:

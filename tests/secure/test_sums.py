@@ -11,6 +11,7 @@ import torch
 
 from fedtailor.engines.in_process import InProcess
 from fedtailor.errors import FedtailorError
+from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.messages import Refused
 from fedtailor.methods.registry import get_method
@@ -159,6 +160,11 @@ def test_shares_tell_a_secret_from_any_enough_of_them():
         ("federated-dropout", {"mask": "client"}, "gives each client a piece of its own"),
         ("heterofl", {"label_rows": True}, r"expected method\.label_rows = false"),
         ("fedavg", {"server": ServerSettings("adam")}, r"server\.optimiser = 'adam'"),
+        (
+            "fedavg",
+            {"merging": MergeSettings("krum")},
+            r"merge\.rule = 'krum': a rule compares single answers",
+        ),
         ("fedavg", {"threshold": 10}, r"secure\.threshold = 10: expected at most clients_per_round = 9"),
         ("fedavg", {"threshold": 1}, r"secure\.threshold = 1: expected 0, or at least 2 clients"),
     ],

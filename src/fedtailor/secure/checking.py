@@ -25,6 +25,11 @@ def check_secure(
             f"[secure]: {method.name} looks at single answers in its merge, and there are none under masks; expected a "
             "method that merges by the mean over holders, such as fedavg, heterofl, fedrolex or fjord"
         )
+    if method.merging.active:
+        raise FedtailorError(
+            f"[secure]: {method.merging}: a rule compares single answers, and there are none under masks; expected "
+            "merge.rule = 'mean'"
+        )
     if method.server.active:
         raise FedtailorError(
             f"[secure]: {method.server}: what rests for a round would be stepped all the same; expected no [server]"
