@@ -90,6 +90,7 @@ GIVEN = {
         module, data = small_module(), small_data()
         run = fedtailor.train(module, data, method="fjord")
     """,
+    "methods/fiarse.md": "import fedtailor\nmodule, data = small_module(), small_data()",
     "methods/ofa-fl.md": """
         import fedtailor
         from fedtailor import Budget, Fleet

@@ -5,6 +5,7 @@ Where clients keep their norm statistics to themselves (policy ``local``) they e
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -187,8 +188,7 @@ def _can_run(setup: Setup, state: ServerState, budget: Budget, cut: Cut) -> bool
         return wide and not deep and meets(model.costs, cut, budget, method.workload)
     try:
         own = fit(model.costs, budget, method.align, workload=method.workload)
-        pairs = zip(model.costs.counts(own), model.costs.counts(cut), strict=True)
-        return own.holds(cut) or all(ours >= theirs for ours, theirs in pairs)
+        return own.holds(cut) or all(map(operator.ge, model.costs.counts(own), model.costs.counts(cut)))
     except TooSmallError:  # a method that looks at no budget gives it a piece all the same
         return False
 
