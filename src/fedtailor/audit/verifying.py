@@ -58,7 +58,8 @@ def verify(folder: Path, key: str = "", head: str = "") -> Verdict:
 
 def _in_order(file: Path, entries: Sequence[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], list[int]]:
     """The line that counts of each round, and which rounds came out otherwise when they were done again."""
-    at, last, redone = entries[0]["round"], {}, []
+    at, redone = entries[0]["round"], []
+    last: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
         event, round = entry["event"], entry["round"]
         if (event == BEGUN) != (number == 0):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedtailor.errors import FedtailorError, require, unknown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RATES = {"sgd": 1.0, "adagrad": 0.1, "adam": 0.01, "yogi": 0.01}
 BETAS, EPSILON = (0.9, 0.99), 1e-3
@@ -43,18 +47,8 @@ class ServerSettings:
         require(betas, "server.betas", self.betas, "two numbers, at least 0 and below 1")
         require(0 < self.eps < math.inf, "server.eps", self.eps, "a number above 0")
         require(0 <= self.average < 1, "server.average", self.average, "at least 0 and below 1")
-        self._refuse_what_is_of_others()
-
-    def _refuse_what_is_of_others(self) -> None:
-        """A setting that does nothing is a mistake."""
-        name, usual = self.optimiser, {item.name: item.default for item in fields(self)}
         of = {"momentum": ("sgd",), "betas": ("adam", "yogi"), "eps": ("adagrad", "adam", "yogi")}
-        for key, owners in of.items():
-            value = getattr(self, key)
-            expected = (
-                f"{usual[key]} with server.optimiser = {name!r}; it is a setting of {', '.join(owners)}"
-            )
-            require(name in owners or value == usual[key], f"server.{key}", value, expected)
+        refuse_what_is_of_others(self, "server", "optimiser", of)
 
     @property
     def rate(self) -> float:
@@ -73,12 +67,25 @@ class ServerSettings:
 
     def __str__(self) -> str:
         """The settings that differ from their defaults, as in a config."""
-        changed: dict[str, Any] = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if getattr(self, item.name) != item.default
-        }
-        return ", ".join(f"server.{key} = {value!r}" for key, value in changed.items())
+        return as_in_config(self, "server")
+
+
+def refuse_what_is_of_others(
+    settings: DataclassInstance, section: str, choice: str, of: Mapping[str, Sequence[str]]
+) -> None:
+    """A setting that does nothing with what was chosen is a mistake; ``of``: setting -> choices that know it."""
+    name, usual = getattr(settings, choice), {item.name: item.default for item in fields(settings)}
+    for key, owners in of.items():
+        value = getattr(settings, key)
+        expected = f"{usual[key]} with {section}.{choice} = {name!r}; it is a setting of {', '.join(owners)}"
+        require(name in owners or value == usual[key], f"{section}.{key}", value, expected)
+
+
+def as_in_config(settings: DataclassInstance, section: str) -> str:
+    """The settings that differ from their defaults, as in a config."""
+    changed = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    usual = {item.name: item.default for item in fields(settings)}
+    return ", ".join(f"{section}.{key} = {value!r}" for key, value in changed.items() if value != usual[key])
 
 
 def refuse_own_merge(settings: ServerSettings, method: str) -> None:

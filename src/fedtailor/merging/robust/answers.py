@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtailor.elasticity.cutting.levels import Survivors
 from fedtailor.elasticity.cutting.names import plain
-from fedtailor.elasticity.cutting.patch import WHOLE, Where, scatter_index
+from fedtailor.elasticity.cutting.patch import WHOLE, Index, Where, scatter_index
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Update
 
@@ -159,6 +159,7 @@ def put(target: Tensor, where: Where | None, values: Tensor | bool, start: int, 
         return
     where = where or (WHOLE,) * target.dim()  # a single number lies nowhere: it has no axes
     along = where[0]
+    inside: Index
     if isinstance(along, slice):
         stop = end if along.stop is None else min(end, along.stop)
         low, high, inside = start, stop, slice(0, stop - start)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from fedtailor.errors import FedtailorError, require, unknown
+from fedtailor.merging.settings import as_in_config, refuse_what_is_of_others
 
 RULES = ("mean", "clip", "trimmed-mean", "median", "krum")
 
@@ -33,16 +34,8 @@ class MergeSettings:
         require(0 < self.bound < float("inf"), "merge.bound", self.bound, "a number above 0")
         require(0 < self.trim < 0.5, "merge.trim", self.trim, "a share above 0 and below 0.5")
         require(0 < self.attackers < 0.5, "merge.attackers", self.attackers, "a share above 0 and below 0.5")
-        self._refuse_what_is_of_others()
-
-    def _refuse_what_is_of_others(self) -> None:
-        """A setting that does nothing is a mistake."""
-        usual = {item.name: item.default for item in fields(self)}
         of = {"bound": RULES[1:], "trim": ("trimmed-mean",), "attackers": ("krum",)}
-        for key, owners in of.items():
-            value = getattr(self, key)
-            expected = f"{usual[key]} with merge.rule = {self.rule!r}; it is a setting of {', '.join(owners)}"
-            require(self.rule in owners or value == usual[key], f"merge.{key}", value, expected)
+        refuse_what_is_of_others(self, "merge", "rule", of)
 
     @property
     def active(self) -> bool:
@@ -51,12 +44,7 @@ class MergeSettings:
 
     def __str__(self) -> str:
         """The settings that differ from their defaults, as in a config."""
-        changed: dict[str, Any] = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if getattr(self, item.name) != item.default
-        }
-        return ", ".join(f"merge.{key} = {value!r}" for key, value in changed.items())
+        return as_in_config(self, "merge")
 
 
 def refuse_own_rule(settings: MergeSettings, method: str) -> None:
