@@ -107,10 +107,10 @@ def test_an_opening_has_one_share_of_each_peer_and_is_given_once():
 
 def test_a_server_that_cheats_is_told_nothing():
     words = {"all": np.zeros(3, dtype=np.uint32), "large": np.zeros(3, dtype=np.uint32)}
-    clients, arrived, keys = until_shared(plan(threshold=3))
+    clients, arrived, _ = until_shared(plan(threshold=3))
     with pytest.raises(FedtailorError, match="2 clients in class large, fewer than secure.threshold = 3"):
         clients[2].masked(arrived[2], words)
-    clients, arrived, keys = until_shared(plan())
+    clients, arrived, _ = until_shared(plan())
     with pytest.raises(FedtailorError, match="too few clients have shared"):
         clients[2].masked({2: arrived[2][2]}, words)
     clients[2].masked(arrived[2], words)

@@ -35,6 +35,7 @@ FULL = RoundRecord(
     seconds=0.125,
     failed={"KeyError: 'label'": ("7", "9")},
     simulated=Simulated(12.5, 3.25, 1.5, {"phone": {"asked": 2, "answered": 1, "seconds": 20.5}}),
+    privacy={"releases": 1, "delta": 1e-5, "epsilon": {"0.5": 1.5, "1": 2.25}},
 )
 
 
@@ -109,7 +110,7 @@ def test_the_row_is_flat_and_its_keys_are_those_of_earlier_folders():
         "round", "clients", "merged", "refused", "refused_by", "abandoned", "resting", "too_small",
         "measured_on", "bytes_down",
         "bytes_up", "macs", "measuring", "by_tier", "train_loss", "tiers", "validation", "best_round", "deployed",
-        "reported", "method", "simulated",
+        "reported", "method", "simulated", "privacy",
     ]  # fmt: skip
     assert row["measuring"] == {"bytes_down": 1, "bytes_up": 2, "macs": 3}
     assert row["by_tier"]["0.5"] == {

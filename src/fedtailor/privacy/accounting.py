@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 from fedtailor.errors import FedtailorError
@@ -77,7 +76,7 @@ def multiplier_for(target: float, mechanism: Mechanism, rounds: int, delta: floa
             f"privacy.epsilon = {target:g}: {rounds} rounds below it at privacy.delta = {delta:g} would need noise of "
             f"{found:.0f} times the clip; expected a larger epsilon, or fewer rounds"
         )
-    return math.ceil(found * 1e4) / 1e4
+    return float(math.ceil(found * 1e4) / 1e4)
 
 
 def rounds_within(target: float, mechanism: Mechanism, delta: float) -> int:
@@ -109,7 +108,7 @@ def _accountant(sampling: Sampling) -> Any:
     return library.rdp.RdpAccountant(neighboring_relation=relation)
 
 
-def _library() -> ModuleType:
+def _library() -> Any:
     try:
         import dp_accounting
         import dp_accounting.rdp

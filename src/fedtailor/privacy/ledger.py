@@ -56,15 +56,17 @@ class Spending:
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Spending:
         """The inverse; ``ValueError`` where a line says something else."""
-        sampling, clients, asked = row.get("sampling"), row.get("clients"), row.get("asked")
-        multipliers, round, mark = row.get("multipliers"), row.get("round"), row.get("mark")
-        whole = all(type(each) is int for each in (clients, asked, round)) and isinstance(mark, str)
-        if sampling not in SAMPLINGS or not whole or not isinstance(multipliers, dict) or not multipliers:
+        multipliers = row.get("multipliers")
+        whole = all(type(row.get(name)) is int for name in ("round", "clients", "asked"))
+        if row.get("sampling") not in SAMPLINGS or not whole or not isinstance(row.get("mark"), str):
             raise ValueError("no release")
+        if not isinstance(multipliers, dict) or not multipliers:
+            raise ValueError("no multipliers")
         if not all(isinstance(each, int | float) for each in multipliers.values()):
             raise ValueError("no multipliers")
+        sampling, clients, asked = row["sampling"], row["clients"], row["asked"]
         made = {tier: Mechanism(sampling, clients, asked, float(z)) for tier, z in multipliers.items()}
-        return cls(round, mark, made)
+        return cls(row["round"], row["mark"], made)
 
 
 class Ledger:

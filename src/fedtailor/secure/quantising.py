@@ -28,7 +28,7 @@ class Scale:
     def steps(self) -> float:
         """s: numbers per unit of difference."""
         bits = WORD_BITS - max(1, (self.members - 1).bit_length())
-        return (2**bits - 1) / (2 * self.range)
+        return float((1 << bits) - 1) / (2 * self.range)
 
     def words(self, difference: NDArray[np.float64], weight: int) -> Words:
         """A client's row, and its weight as the last word."""
