@@ -130,6 +130,8 @@ def test_settings_of_a_config_go_to_the_rule_they_were_chosen_for():
     own = {"rule": "clip", "bound": 3.0}
     assert rule_tables(["median", "clip"], own) == [{"rule": "median"}, own]
     assert rule_tables(["mean", "median"], {}) == [{"rule": "mean"}, {"rule": "median"}]
+    with pytest.raises(FedtailorError, match="unknown merge.rule 'medain'"):
+        rule_tables(["mean", "medain"], {})
 
 
 @pytest.mark.slow

@@ -323,12 +323,12 @@ def test_the_record_says_whom_a_rule_restrained_and_the_mean_says_nothing():
 
 
 def test_a_run_with_a_rule_resumes_to_the_same_bits(tmp_path):
-    class Cut(Exception):  # noqa: N818
+    class CutError(Exception):
         pass
 
     def stop(record: Any) -> None:
         if record.round == 1:
-            raise Cut
+            raise CutError
 
     settings: dict[str, Any] = {
         "rounds": 3, "merge": {"rule": "trimmed-mean"}, "server": {"momentum": 0.9}, "engine": {"workers": 0},
@@ -336,7 +336,7 @@ def test_a_run_with_a_rule_resumes_to_the_same_bits(tmp_path):
     }  # fmt: skip
     arguments = (cnn_model().module, image_data((6,) * 8), "uniform-5", "fedrolex")
     whole = fedtailor.train(*arguments, folder=tmp_path / "whole", **settings)
-    with pytest.raises(Cut):
+    with pytest.raises(CutError):
         fedtailor.train(*arguments, folder=tmp_path / "cut", on_round=stop, **settings)
     again = fedtailor.train(*arguments, folder=tmp_path / "cut", resume=True, **settings)
     assert differing(whole.state.weights, again.state.weights) == set()

@@ -9,9 +9,11 @@ from typing import Any
 from fedtailor.attacks.attack import POISONED, Attack
 from fedtailor.attacks.bad_answers import BadAnswers
 from fedtailor.attacks.poison import poisoned, success
+from fedtailor.audit.settings import AuditSettings
 from fedtailor.config import RunConfig
 from fedtailor.engines.opening import open_engine
-from fedtailor.errors import FedtailorError, QuorumError
+from fedtailor.errors import QuorumError, unknown
+from fedtailor.merging.robust.settings import RULES
 from fedtailor.record import RoundRecord, headline
 from fedtailor.run.describing import Origin
 from fedtailor.run.interface import start
@@ -73,7 +75,8 @@ def absent(attack: Attack) -> Attack:
 
 
 def outcome(config: RunConfig, attack: Attack | None, on_round: OnRound | None = None) -> Outcome:
-    """One run; without an attack, everybody is honest."""
+    """One run; without an attack, everybody is honest. Nothing is written, so nothing is signed."""
+    config = replace(config, audit=AuditSettings())
     setup = prepare_config(config)
     bad = attack.bad_clients(setup) if attack is not None else frozenset()
     data = poisoned(setup.data, attack, bad) if attack and attack.kind in POISONED else setup.data
@@ -115,7 +118,8 @@ def _run(
 
 def rule_tables(names: Sequence[str], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Tables of [merge] for these rules; the settings of a config go to the rule that they were chosen for."""
-    if not names:
-        raise FedtailorError("rule: expected at least one, such as --rule median")
+    for name in names:
+        if name not in RULES:
+            raise unknown("merge.rule", name, RULES)
     own = dict(settings) if settings.get("rule", "mean") in names else {}
     return [own if own.get("rule", "mean") == name and own else {"rule": name} for name in names]
