@@ -245,12 +245,46 @@ def test_a_head_of_ones_own_and_blocks_by_name():
     cut = ending(Cut.everything(), first)
     assert {"exits.0.1.weight", "layers.1.inner.weight"} <= set(model.cut(model.weights(), cut).values)
     assert not any(name.startswith("layers.2.") for name in model.cut(model.weights(), cut).values)
+    assert model.module.exits[0] is not head
     named = elastic(module, batch, exits=2, chain=["layers.[01]"])
     assert [each.name for each in named.exits] == ["layers.0", "end"]
 
 
+class Tied(nn.Module):
+    """A decoder whose weight is the embedding's; its bias is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(Plain() for _ in range(2))
+        self.decoder = nn.Linear(8, 11)
+        self.decoder.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.decoder(x)
+
+
+def test_a_tensor_that_is_needed_early_stays_where_its_second_owner_goes():
+    tokens = torch.randint(0, 11, (3, 5), generator=torch.Generator().manual_seed(0))
+    model = elastic(Tied(), (tokens, tokens), exits=2)
+    cut = ending(prefix(model.groups, HALF), model.exits[0])
+    assert "tokens.weight" in model.cut(model.weights(), cut).values
+    assert "decoder.bias" not in model.cut(model.weights(), cut).values
+    wide = prefix(model.groups, HALF)
+    both = model.forward(model.cut(model.weights(), wide).values, wide, model.example, all_exits=True)
+    piece = model.extract(model.weights(), cut).eval()
+    torch.testing.assert_close(piece(tokens), both[0])
+
+
 def test_what_cannot_be_is_refused_in_a_sentence():
     module, batch = network("encoder")
+    with pytest.raises(
+        FedtailorError, match=r"exits\['layers.1'\] = \(2, 6, 3\): expected answers of the module's own"
+    ):
+        elastic(module, batch, exits={"layers.1": nn.Linear(16, 3)})
     cases = {
         "exits: 'layers.9' is no part that runs once of Encoder: expected a block such as": ["layers.9"],
         "exits: 'layers.0.inner' is a single layer of Encoder": ["layers.0.inner"],

@@ -144,6 +144,7 @@ class _Search:
                 "out single weights keep to a density"
             )
         self.whole, self.at = costs, at
+        self.shallow = budget.depth is not None and at is not None and at.depth < 1
         self.costs = costs if at is None else costs.without(at.absent)
         self.align, self.workload = align, workload
         self.full, self.members = costs.full, costs.members(align)
@@ -165,7 +166,7 @@ class _Search:
                 cut = self.whole.cut(counts)
         if self.at is None:
             return cut, binding
-        return ending(cut, self.at), (*binding, "depth") if self.at.depth < 1 else binding
+        return ending(cut, self.at), (*binding, "depth") if self.shallow else binding
 
     def fit(self, family: str) -> Fit:
         """The largest cut of a family, its cost, and what keeps it from being larger."""

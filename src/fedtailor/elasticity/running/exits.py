@@ -75,7 +75,9 @@ def with_exits(module: nn.Module, example: Batch, wished: Wished, named: Sequenc
     chains = find_chains(module, seen, named)
     places = _places(module, seen, chains, wished)
     heads = [
-        wished[place] if isinstance(wished, Mapping) else _made_head(module, seen, place, number)
+        copy.deepcopy(wished[place])
+        if isinstance(wished, Mapping)
+        else _made_head(module, seen, place, number)
         for number, place in enumerate(places)
     ]
     made = copy.deepcopy(module)
@@ -83,6 +85,8 @@ def with_exits(module: nn.Module, example: Batch, wished: Wished, named: Sequenc
     made = cast(WithExits, made)
     like = next(value for value in module.parameters() if value.is_floating_point())
     made.exits = nn.ModuleList(heads).to(like.device, like.dtype).train(module.training)
+    if isinstance(wished, Mapping):
+        _refuse_other_answers(made.exits, seen, places, like)
     made.blocks_before = tuple(places)
     made.plan = tuple(_plan(made, seen, chains, places))
     made.own_layer = _own_layer(module, seen, made.plan[-2])
@@ -198,6 +202,19 @@ def _places(module: nn.Module, seen: Walk, chains: Sequence[Chain], wished: Wish
     for head in heads:
         require(isinstance(head, nn.Module), "exits", head, "a module for each block")
     return ordered
+
+
+@torch.no_grad()
+def _refuse_other_answers(heads: nn.ModuleList, seen: Walk, places: Sequence[str], like: Tensor) -> None:
+    """All ends answer alike, or no loss and no metric could take one for another."""
+    for head, place in zip(heads, places, strict=True):
+        found = tuple(copy.deepcopy(head).eval()(like.new_zeros(seen.parts[place].handed or ())).shape)
+        require(
+            found == seen.answer,
+            f"exits[{place!r}]",
+            found,
+            f"answers of the module's own shape, {seen.answer}",
+        )
 
 
 def _spread(module: nn.Module, chains: Sequence[Chain], wished: str | int) -> list[str]:

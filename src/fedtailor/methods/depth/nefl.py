@@ -62,6 +62,11 @@ class NeFL(LevelMethod):
         expected = f"{count} shares, as many as level_widths"
         require(len(depths) == count, "method.level_depths", depths, expected)
 
+    def init(self, model: ElasticModel) -> ServerState:
+        state = super().init(model)
+        own = [self.own_values(state.weights, level.trained, model) for level in self.levels(model)]
+        return replace(state, weights={**state.weights, **{n: v for each in own for n, v in each.items()}})
+
     def levels(self, model: ElasticModel) -> tuple[Level, ...]:
         """The first channels, and of every chain the first blocks; blocks that change the shape stay."""
         found = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -33,8 +33,6 @@ from fedtailor.methods.registry import register
 @dataclass(frozen=True)
 class ScaleFL(LevelMethod):
     """A table of levels, each a width and an exit; early exits learn from the labels and from the last one."""
-
-    rules: ClassVar[tuple[str, ...]] = LevelMethod.rules
 
     local: LocalTraining = LocalTraining(momentum=0.9, weight_decay=5e-4)
     norm: Policy = "static"
