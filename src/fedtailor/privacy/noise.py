@@ -11,7 +11,6 @@ import hashlib
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 BITS = 52  # with half of the last one added, the numbers nearest to 0 and 1 are still neither
@@ -25,6 +24,9 @@ def stream(key: bytes, text: str, length: int) -> bytes:
 
 def normal(key: bytes, text: str, shape: tuple[int, ...]) -> Tensor:
     """Independent draws of the standard normal distribution, in float64."""
+    # Not at the top: every client on Flower would wait for it.
+    from scipy.special import ndtri
+
     count = int(np.prod(shape, dtype=np.int64))
     words: NDArray[np.uint64] = np.frombuffer(stream(key, text, 8 * count), dtype="<u8")
     uniform = ((words >> np.uint64(64 - BITS)).astype(np.float64) + 0.5) * 2.0**-BITS

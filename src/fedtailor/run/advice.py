@@ -12,7 +12,6 @@ from fedtailor.elasticity.costing.fitting import TooSmallError
 from fedtailor.fleet import Tier
 from fedtailor.messages import Metrics
 from fedtailor.objective import TASKS, cross_entropy
-from fedtailor.report.fairness import narrower
 from fedtailor.server.setup import Setup
 
 HOPELESS = 100  # times the loss of a guess
@@ -71,6 +70,9 @@ def _left_out(setup: Setup, tier: Tier) -> str:
 
 
 def _narrower(setup: Setup) -> list[str]:
+    # Not at the top: every client on Flower would wait for it.
+    from fedtailor.report.fairness import narrower
+
     budgets = {tier.name: tier.budget.width for tier in setup.fleet.tiers}
     tiers = {name: width for name, width in budgets.items() if width is not None}
     sentence = narrower(setup.method.name, "method.widths", getattr(setup.method, "widths", None), tiers)
