@@ -140,7 +140,7 @@ def test_budgets_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mac=5M", "unknown limit 'mac': did you mean 'macs'? Known: bytes, density, macs"),
+        ("mac=5M", "unknown limit 'mac': did you mean 'macs'? Known: bytes, density, depth, macs"),
         ("macs", "budget 'macs': 'macs' is not of the form name=limit, as in macs=5M,memory=20MB"),
         ("macs=", "budget 'macs=': 'macs=' is not of the form name=limit"),
         ("", "budget '': '' is not of the form name=limit"),

@@ -53,10 +53,7 @@ class Walk:
 def walk(module: nn.Module, example: Batch) -> Walk:
     """Run a copy of the module on a few examples, or on all of them if it does not like few."""
     copy = recordable(module, training=False).eval()
-    few = min(EXAMPLES, batch_size(example))
-    length = batch_size(example)
-    first = map_tensors(example, lambda x: x[:few] if x.dim() and len(x) == length else x)
-    for batch in (first, example):
+    for batch in (few_of(example), example):
         calls: list[tuple[str, Part]] = []
         began: list[str] = []
         try:
@@ -72,6 +69,12 @@ def walk(module: nn.Module, example: Batch) -> Walk:
     parts = {path: part for path, part in sorted(calls, key=lambda call: call[1].begun) if times[path] == 1}
     firsts = {path: place for place, path in reversed(list(enumerate(began)))}
     return Walk(parts, firsts, _shape(answer))
+
+
+def few_of(example: Batch) -> Batch:
+    """The first examples of a batch; tensors of another length (masks, time first) stay whole."""
+    length = batch_size(example)
+    return map_tensors(example, lambda x: x[:EXAMPLES] if x.dim() and len(x) == length else x)
 
 
 @contextmanager
