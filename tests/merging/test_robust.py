@@ -365,6 +365,16 @@ def test_methods_that_cannot_are_refused():
     with pytest.raises(FedtailorError, match=r"merge.rule = 'median': zeros .* expected method.zero_padding"):
         HetLoRA(merging=median)
     HetLoRA(merging=median, zero_padding=False)
+    with pytest.raises(
+        FedtailorError, match=r"merge.rule = 'krum': federated-dropout gives each client a piece"
+    ):
+        fedtailor.train(
+            cnn_model().module,
+            image_data((6, 5, 4)),
+            "uniform-3",
+            "federated-dropout",
+            merge={"rule": "krum"},
+        )
     with pytest.raises(FedtailorError, match="Forgetful.merge did not call the shared merge"):
         run(Forgetful(LocalTraining(batch_size=4), merging=median), cnn_model(), image_data((6, 5)), rounds=1)
 

@@ -8,10 +8,8 @@ from fedtailor.errors import FedtailorError, require
 from fedtailor.fleet import Fleet
 from fedtailor.messages import ServerState
 from fedtailor.method import Method
-from fedtailor.privacy.guard import by_client, pieces_of
+from fedtailor.privacy.guard import by_client, same_for_all
 from fedtailor.seeds import Seeds
-
-LOOKED_AT = 4  # clients of a tier whose pieces are compared
 
 
 def check_private(
@@ -29,9 +27,7 @@ def check_private(
             "[privacy]: clients' validation examples would choose (early stopping, the best round or the method), and "
             "what they choose is not paid for; expected data.validation = 0 and stopping without such"
         )
-    begun = method.begin(state, model)
-    first, *others = (pieces_of(method, model, fleet.tiers, begun, seeds, each) for each in range(LOOKED_AT))
-    if any(other != first for other in others):
+    if not same_for_all(method, model, fleet.tiers, state, seeds):
         raise by_client(method.name)
 
 

@@ -26,6 +26,7 @@ from fedtailor.privacy.sums import Ground, Piece, Sums, clipped, grounds, releas
 from fedtailor.privacy.terms import Terms
 from fedtailor.seeds import Seeds
 
+LOOKED_AT = 4  # clients of a tier whose pieces are compared
 KEPT_METRIC = "examples"  # what the server knows of its clients anyway, to count their work
 
 
@@ -166,6 +167,15 @@ def pieces_of(
         lease = method.assign(state, Client(client, tier.name, tier.budget, 1), model, seeds).lease
         found.append(Piece(lease.cut, lease.names))
     return found
+
+
+def same_for_all(
+    method: Method, model: ElasticModel, tiers: Sequence[Tier], state: ServerState, seeds: Seeds
+) -> bool:
+    """Whether all clients of a tier are sent the same piece in a round; a few of them are looked at."""
+    begun = method.begin(state, model)
+    first, *others = (pieces_of(method, model, tiers, begun, seeds, each) for each in range(LOOKED_AT))
+    return all(other == first for other in others)
 
 
 def piece_of(model: ElasticModel, weights: Mapping[str, Tensor], piece: Piece) -> Patch:

@@ -30,6 +30,7 @@ from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.objective import LearningTask, Objective
 from fedtailor.privacy.checking import check_private
+from fedtailor.privacy.guard import same_for_all
 from fedtailor.run.advice import advice
 from fedtailor.run.choosing import share_for
 from fedtailor.run.learning import (
@@ -143,11 +144,24 @@ def prepare(
             settled = dataclasses.replace(setup.settings, clients_per_round=count)
             setup = dataclasses.replace(setup, settings=settled)
     check_workers(method, model, data, settings.engine)
+    check_rule(setup)
     if settings.privacy.active:
         check_privacy(setup)
     if settings.secure.active:
         check_masked(setup)
     return setup
+
+
+def check_rule(setup: Setup) -> None:
+    """Refuse a rule that compares clients with none who hold the same: nobody would ever be heard."""
+    method = setup.method
+    if method.merging.rule == "krum" and not same_for_all(
+        method, setup.model, setup.fleet.tiers, setup.start.state, setup.seeds
+    ):
+        raise FedtailorError(
+            f"merge.rule = 'krum': {method.name} gives each client a piece of its own, and Krum compares those who "
+            "hold the same; expected clip, trimmed-mean or median"
+        )
 
 
 def check_masked(setup: Setup) -> None:

@@ -8,11 +8,9 @@ from fedtailor.errors import FedtailorError
 from fedtailor.fleet import Fleet
 from fedtailor.messages import Client, ServerState
 from fedtailor.method import Method
-from fedtailor.privacy.guard import pieces_of
+from fedtailor.privacy.guard import same_for_all
 from fedtailor.secure.streams import check_installed
 from fedtailor.seeds import Seeds
-
-LOOKED_AT = 4  # clients of a tier whose pieces are compared
 
 
 def check_secure(
@@ -46,13 +44,12 @@ def check_secure(
         raise FedtailorError(
             "[secure]: who holds what must follow from tiers; expected a fleet of fixed widths"
         )
-    begun = method.begin(state, model)
-    first, *others = (pieces_of(method, model, fleet.tiers, begun, seeds, each) for each in range(LOOKED_AT))
-    if any(other != first for other in others):
+    if not same_for_all(method, model, fleet.tiers, state, seeds):
         raise FedtailorError(
             f"[secure]: {method.name} gives each client a piece of its own, and masks cancel only where others "
             "hold the same; expected one for each tier: heterofl, fedrolex, or federated-dropout with mask = 'round'"
         )
+    begun = method.begin(state, model)
     for tier in fleet.tiers:
         lease = method.assign(begun, Client(0, tier.name, tier.budget, 1), model, seeds).lease
         if lease.partial:

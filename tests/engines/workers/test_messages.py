@@ -26,7 +26,7 @@ from fedtailor.seeds import Seeds
 from fedtailor.storage.wire import decode, encode
 from helpers import bits
 
-CUT = Cut({"a": range(3), "b": (1, 4, 7)}, "1/2")
+CUT = Cut({"a": range(3), "b": (1, 4, 7)}, "1/2", depth=Fraction(1, 3))
 VALUES = {"z.weight": torch.tensor([-0.0, math.inf, math.nan, 1e-45]), "a.count": torch.tensor(7)}
 
 
@@ -57,7 +57,7 @@ def test_every_field_of_a_message_travels():
         "nonce",
     }
     assert fields(Refused) == {"client", "round", "reason", "detail", "trace"}
-    assert fields(Cut) == {"channels", "tag", "mask", "width", "absent"}
+    assert fields(Cut) == {"channels", "tag", "mask", "width", "absent", "depth"}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,7 @@ def test_every_field_of_a_message_travels():
         Budget(macs=0.5, params=100_000),
         Budget(bytes=12_345_678_901),
         Budget(width=0.7, macs=Fraction(1, 7), params=1),
+        Budget(width=0.5, depth="1/3"),
     ],
 )
 def test_tasks(budget):
@@ -81,7 +82,7 @@ def test_tasks(budget):
     assert repr(there.client.budget) == repr(budget)
     assert (there.round, there.action, there.memory_round) == (9, "calibrate", 7)
     assert there.patch.cut == CUT
-    assert (there.patch.cut.tag, there.lease.cut.tag) == ("1/2", "1/2")
+    assert (there.patch.cut.tag, there.lease.cut.tag, there.patch.cut.depth) == ("1/2", "1/2", CUT.depth)
     assert list(there.patch.values) == list(VALUES)  # the order decides in which gradients are summed
     assert all(bits(there.patch.values[name]) == bits(value) for name, value in VALUES.items())
     assert bits(there.memory.pop("mask")) == bits(memory.pop("mask"))

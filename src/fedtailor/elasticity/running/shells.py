@@ -43,6 +43,10 @@ class Shell:
             str, tuple[dict[str, Any], str, Any]
         ] = {}  # of tensors, with what lies there at rest
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the places: a copy's layers have places of their own."""
+        return {**self.__dict__, "_places": {}}
+
     def fit(self, cut: Cut, mode: Mode, held: Collection[str]) -> nn.Module:
         """The shell at the sizes of ``cut``; norms without statistics in ``held`` use those of the batch."""
         if cut != self._cut:
