@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
+from own_merges import Forgetful, OwnMerge
 from torch import Tensor
 
 import fedtailor
@@ -22,7 +23,6 @@ from fedtailor.merging import holder_mean
 from fedtailor.merging.optimising import optimised, to_deploy
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.messages import ServerState, Update
-from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.heterofl import HeteroFL
 from helpers import bits, cnn_model, differing, held_mask, image_data, mlp_model, run, tiny_mlp, update_of
@@ -241,18 +241,6 @@ def test_a_coordinate_that_nobody_ever_sent_is_its_own_average():
 
 
 # Who may, and what is wrong
-
-
-@dataclass(frozen=True)
-class OwnMerge(Method):
-    shared_merge: ClassVar = False
-
-    def merge(self, state: Any, updates: Any, model: Any) -> ServerState:
-        return replace(state, round=state.round + 1)
-
-
-class Forgetful(OwnMerge):
-    shared_merge: ClassVar = True
 
 
 def test_methods_that_merge_in_their_own_way_are_refused():

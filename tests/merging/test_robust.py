@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from own_merges import Forgetful, OwnMerge
 from torch import Tensor
 
 import fedtailor
@@ -26,7 +27,6 @@ from fedtailor.merging.robust.krum import krum
 from fedtailor.merging.robust.merging import each_merged, heard
 from fedtailor.merging.robust.settings import RULES, MergeSettings
 from fedtailor.messages import ServerState, Update
-from fedtailor.method import Method
 from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.low_rank.hetlora import HetLoRA
 from helpers import NORM1, bits, cnn_model, differing, held_mask, image_data, mlp_model, run, update_of
@@ -342,18 +342,6 @@ def test_a_run_with_a_rule_resumes_to_the_same_bits(tmp_path):
     assert differing(whole.state.weights, again.state.weights) == set()
     metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "cut")]
     assert metrics[0] == metrics[1]
-
-
-@dataclass(frozen=True)
-class OwnMerge(Method):
-    shared_merge: ClassVar = False
-
-    def merge(self, state: Any, updates: Any, model: Any) -> ServerState:
-        return replace(state, round=state.round + 1)
-
-
-class Forgetful(OwnMerge):
-    shared_merge: ClassVar = True
 
 
 def test_methods_that_cannot_are_refused():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import is_tagged
-from fedtailor.elasticity.cutting.patch import WHOLE, Patch, Where, gather, scatter_index
+from fedtailor.elasticity.cutting.patch import WHOLE, Patch, Where, gather, scatter
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.merging.holders import add_at
 from fedtailor.messages import ServerState
@@ -58,7 +58,7 @@ def grounds(
             if name in pieces[tier].names and terms.counts[tier]:
                 where = whole_or(tables[tier].get(name), value)
                 add_at(expected, where, terms.expected(tier))
-                put(ring, where, tier)
+                scatter(ring, where, ring.new_tensor(tier))
         found[name] = Ground(ring, expected)
     return found
 
@@ -66,15 +66,6 @@ def grounds(
 def whole_or(where: Where | None, value: Tensor) -> Where:
     """An index, also of tensors that no cut divides."""
     return (WHOLE,) * value.dim() if where is None else where
-
-
-def put(tensor: Tensor, where: Where, value: float) -> None:
-    """Write one number at an index."""
-    view, mesh = scatter_index(tensor, where)
-    if mesh:
-        view[mesh] = value
-    else:
-        view.fill_(value)
 
 
 def sent_to(state: ServerState, patch: Patch, model: ElasticModel) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtailor.elasticity.cutting.patch import scatter
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.privacy.sums import Piece, put, whole_or
+from fedtailor.privacy.sums import Piece, whole_or
 
 Row = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class Coverage:
             for number, piece in enumerate(pieces):
                 if name in piece.names:
                     own = torch.zeros_like(bits)
-                    put(own, whole_or(tables[number].get(name), own), 1 << number)
+                    scatter(own, whole_or(tables[number].get(name), own), own.new_tensor(1 << number))
                     bits |= own
             held[name] = bits
         return cls(tiers, held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class LevelMethod(Method):
+class LevelMethod(Method, ABC):
     """Every device trains the largest of some fixed pieces that its budget pays for.
 
     A limit on depth is a limit on the share of blocks. A limit on width pays for as many multiply-accumulates as the
@@ -36,9 +37,9 @@ class LevelMethod(Method):
 
     honours: ClassVar[frozenset[str] | None] = frozenset(LIMITS) - {"density"}
 
+    @abstractmethod
     def levels(self, model: ElasticModel) -> tuple[Level, ...]:
         """All pieces that devices train, the smallest first."""
-        raise NotImplementedError
 
     def level(self, budget: Budget, model: ElasticModel) -> Level:
         """The largest level that a budget pays for."""
