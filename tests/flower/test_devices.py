@@ -79,6 +79,17 @@ def test_devices_bring_their_own_data_names_and_limits(tmp_path: Path) -> None:
     assert held["0.5"] < 2 * held["1"]  # two clients, of which one brought a limit of 100 parameters
 
 
+def test_one_device_is_enough_for_a_fleet_of_five_tiers(tmp_path: Path) -> None:
+    """Norm statistics come from clients, so that how often to evaluate is worked out from who is there."""
+    text = CONFIG.replace("{server}", "digits").replace("uniform-2", "uniform-5")
+    text = text.replace("clients_per_round = 3\nevaluate_every = 1", "clients_per_round = 1")
+    text = text.replace('"mlp"\nhidden = [16]', '"cnn"\nchannels = [4, 5]\nnorm = "batch"')
+    node = {"name": "phone", "state": str(tmp_path / "phone"), "dataset": "digits", "params": "1M"}
+    run = serve(LoopbackGrid(text, {7: node}), make_config(tomllib.loads(text)), tmp_path / "run")
+    assert [record.cohort.merged for record in run.history] == [1, 1]
+    assert len(run.history[-1].tiers) == 5
+
+
 def check_what_is_watched(folder: Path, run: Run) -> None:
     """Who is connected, which tier, the last answer, and every byte that went to and fro."""
     shown = json.loads((folder / "devices.json").read_text(encoding="utf-8"))

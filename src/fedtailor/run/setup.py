@@ -235,10 +235,11 @@ def able_to_run(
     failed = {tier.name: error for tier in fleet.tiers if (error := misfit(tier)) is not None}
     if failed and (fleet.too_small == "refuse" or len(failed) == len(fleet.tiers)):
         name, error = next(iter(failed.items()))
-        number = fleet.counts(data.num_clients)[[tier.name for tier in fleet.tiers].index(name)]
         advice = "" if len(failed) == len(fleet.tiers) else '; fleet.too_small = "skip" goes on without it'
-        counted = " (1 client)" if number == 1 else f" ({number} clients)"
-        clients = counted if fleet.macs_range is None else ""  # of a range, each has a budget of its own
+        clients = ""
+        if fleet.macs_range is None and not data.remote:  # of a range, each has a budget of its own
+            number = fleet.counts(data.num_clients)[[tier.name for tier in fleet.tiers].index(name)]
+            clients = " (1 client)" if number == 1 else f" ({number} clients)"
         raise TooSmallError(f"tier {name!r}{clients}: {error}{advice}") from error
     left_out = [tier for tier in fleet.tiers if tier.name in failed]
     if fleet.macs_range is None or not left_out:

@@ -43,7 +43,11 @@ class Work:
         clients, examples = data.num_clients, int(data.sizes.sum())
         cuts = [method.cut_for(state, tier.budget, model) for tier in fleet.tiers]
         costs = [model.cost(cut).macs for cut in cuts]
-        shares = [count / clients for count in fleet.counts(clients)]
+        if data.remote:  # whoever has joined may be fewer than there are tiers
+            total = sum(tier.share for tier in fleet.tiers)
+            shares = [float(tier.share / total) for tier in fleet.tiers]
+        else:
+            shares = [count / clients for count in fleet.counts(clients)]
         mean = sum(share * cost for share, cost in zip(shares, costs, strict=True))
         seen = method.local.examples_for(examples // clients)
         training = clients_per_round * seen * 3 * mean  # a backward pass counts as two forward passes
