@@ -122,6 +122,7 @@ def test_an_app_holds_a_configuration_that_can_be_read(tmp_path: Path) -> None:
     assert app["components"]["serverapp"] == "my_app.app:server"
     config = tomllib.loads(app["config"]["config"])
     assert config["model"]["name"] == "my_app.model:build"
+    assert config["name"] == "my-app"  # and not the name of the run that ``fedtailor init`` writes
     assert make_config({**config, "model": {"name": "cnn"}}).rounds == 5
     with pytest.raises(FedtailorError, match="is not empty"):
         write_app(tmp_path / "My App")

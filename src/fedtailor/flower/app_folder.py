@@ -73,9 +73,9 @@ def build(input_shape: tuple[int, ...], num_classes: int, width: int = 32) -> nn
 '''
 
 CONFIG = """\
-name = "first"
+name = "{name}"
 rounds = 5
-clients_per_round = 2
+clients_per_round = 2    # a run waits for so many: with one device, 1
 evaluate_every = 1
 
 [data]
@@ -121,7 +121,7 @@ def write_app(folder: Path, config: str | None = None, run_folder: str = "", res
     name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-")
     package = name.replace("-", "_")
     require(package.isidentifier(), "folder", folder.name, "a name that begins with a letter")
-    text = CONFIG.replace("{package}", package) if config is None else config
+    text = CONFIG.replace("{package}", package).replace("{name}", name) if config is None else config
     tomllib.loads(text)
     project = PROJECT.format(
         name=name, package=package, publisher="fedtailor", folder=json.dumps(run_folder),
