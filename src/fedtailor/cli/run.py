@@ -25,6 +25,7 @@ from fedtailor.cli.output import (
     print_json,
     stoppable,
 )
+from fedtailor.cli.timing import Times, timed
 from fedtailor.errors import FedtailorError, visible
 from fedtailor.storage.files import refuse_existing
 
@@ -44,15 +45,16 @@ def run(
         bool, typer.Option("--watch", help="Show the run in the browser while it goes on.")
     ] = False,
     track: TrackOption = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time of a round goes.")] = False,
     as_json: JsonOption = False,
     *,
     where: Where,
 ) -> None:
     """Train one global model over unequal clients, and show the accuracy of every tier."""
     there = where.on_flower
-    if there and (watch or track or as_json):
+    if there and (watch or track or profile or as_json):
         raise FedtailorError(
-            "--watch, --track and --json belong to runs on this machine, not to --engine flower"
+            "--watch, --track, --profile and --json belong to runs on this machine, not to --engine flower"
         )
     name = _name(config, overrides or [])
     if name is not None:
@@ -60,7 +62,7 @@ def run(
     load_torch()
     from fedtailor.config import load_config, to_toml
     from fedtailor.report.likeness import flat
-    from fedtailor.run.interface import run_config
+    from fedtailor.run.interface import both, run_config
     from fedtailor.trackers import tracking
 
     settings = load_config(config, overrides or [], notice)
@@ -77,9 +79,10 @@ def run(
         _watched(folder) if watch else nullcontext(),
         RoundProgress(title, settings.rounds) as progress,
         tracking(track or [], folder, known, progress) as on_round,
+        timed() if profile else nullcontext() as times,
     ):
-        finished = run_config(settings, folder, on_round, notice)
-    show(finished, folder, as_json)
+        finished = run_config(settings, folder, both(on_round, times.note if times else None), notice)
+    show(finished, folder, as_json, times)
 
 
 @contextmanager
@@ -92,14 +95,14 @@ def _watched(folder: Path) -> Iterator[None]:
     messages.print(f"The page has ended with the run: fedtailor watch {folder} shows it again", markup=False)
 
 
-def show(finished: Run, folder: Path, as_json: bool) -> None:
-    """The end of a run, for a person or a program."""
+def show(finished: Run, folder: Path, as_json: bool, times: Times | None = None) -> None:
+    """The end of a run, for a person or a program; with it where the time went, if that was measured."""
     from fedtailor.run.summary import choice_in_words, run_summary, tier_table
 
     failed = failed_clients(finished)
     summary = {**run_summary(finished), "refused_by": refused_clients(finished), "failed": failed}
     if as_json:
-        print_json({"folder": str(folder), **summary})
+        print_json({"folder": str(folder), **summary, **({"profile": times.value()} if times else {})})
         return
     console.print(tier_table(f"{finished.method.name} on {finished.data.name}", finished))
     if choice := choice_in_words(finished):
@@ -121,6 +124,8 @@ def show(finished: Run, folder: Path, as_json: bool) -> None:
     console.print(
         f"Files: {folder}/  (config.toml, environment.json, metrics.jsonl, weights.safetensors)", markup=False
     )
+    if times is not None:
+        times.show(console)
 
 
 def refused_clients(finished: Run) -> dict[str, dict[str, int]]:

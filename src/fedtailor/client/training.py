@@ -30,6 +30,7 @@ from fedtailor.elasticity.running.layout import Layouts
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Task
+from fedtailor.steps import phase
 
 
 class Training(Protocol):
@@ -58,7 +59,8 @@ def train(
     total, examples = 0.0, 0
     with task.seeds.scope("layers", client=task.client.id, round=task.round):
         for step, batch in enumerate(batches(method.local, task, data, skip_single=_needs_pairs(model))):
-            loss, count = steps.take(step, batch), batch_size(batch)
+            with phase("steps"):
+                loss, count = steps.take(step, batch), batch_size(batch)
             total, examples = total + loss * count, examples + count
     return steps.trained(), {"loss": total / max(1, examples), "examples": float(examples)}
 

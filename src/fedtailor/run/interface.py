@@ -45,7 +45,7 @@ from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
 from fedtailor.server.setup import AsynchronousSettings, NormSettings, Setup
 from fedtailor.server.stopping import Stopping
-from fedtailor.steps import OnNotice
+from fedtailor.steps import OnNotice, phase
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.files import refuse_existing
 from fedtailor.storage.interrupt import Interrupted
@@ -222,9 +222,10 @@ def start(
     setup = setup.guarded(None if journal is None else journal.folder.path, kept.at.state.round)
 
     def note(record: RoundRecord, at: Checkpoint) -> None:
-        if log is not None:  # first: what is saved has been signed
-            log.add(record)
-        kept.record(record, at)
+        with phase("save"):
+            if log is not None:  # first: what is saved has been signed
+                log.add(record)
+            kept.record(record, at)
         history.append(record)
         if on_round is not None:
             on_round(record)

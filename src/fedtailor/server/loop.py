@@ -35,7 +35,7 @@ from fedtailor.server.recording import evaluated, round_record
 from fedtailor.server.sampling import sample
 from fedtailor.server.setup import Setup
 from fedtailor.server.stopping import Stopping
-from fedtailor.steps import TRAINING, step
+from fedtailor.steps import TRAINING, in_phase, phase, step
 from fedtailor.storage.checkpoint import Checkpoint, settle
 
 OnEnd = Callable[[RoundRecord, Checkpoint], None]
@@ -82,15 +82,19 @@ def run_rounds(
         tries, updates, best, evaluation = held.tries, held.tries[-1].updates, at.best, None
         if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
-        ended = at.after(merged(setup, at.state, tries[-1]), updates, best, held.strikes, held.under_way)
+        with phase("merge"):
+            state = merged(setup, at.state, tries[-1])
+        ended = at.after(state, updates, best, held.strikes, held.under_way)
         if settings.evaluates(ended.state.round):
             last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
-            aside = None if last else evaluate_aside(setup, ended, timely)
+            with phase("evaluate"):
+                aside = None if last else evaluate_aside(setup, ended, timely)
             if aside is not None:
                 at, seconds = ended, time.monotonic() - started
                 late = Late(round_record(setup, at, tries, None, seconds), at, aside)
                 continue
-            evaluation, ended = evaluated_at_once(setup, ended, held.clients, timely)
+            with phase("evaluate"):
+                evaluation, ended = evaluated_at_once(setup, ended, held.clients, timely)
         at = ended
         on_end(round_record(setup, at, tries, evaluation, time.monotonic() - started), at)
         if requests is not None:
@@ -135,7 +139,8 @@ class Late:
 
     def end(self, stopping: Stopping, on_end: OnEnd) -> Best:
         """Wait for the scores and tell of the round; the best evaluation so far is what the next round takes over."""
-        evaluation = self.evaluation()
+        with phase("evaluate"):
+            evaluation = self.evaluation()
         best = stopping.judge(self.at.best, self.at.state.round, evaluation.deciding)
         on_end(evaluated(self.record, evaluation, best), replace(self.at, best=best))
         return best
@@ -156,28 +161,32 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
     while len(tries) <= rules.retries:
         if tries:
             time.sleep(faults.pause_before(len(tries), rules, deserted=not tries[-1].tasks))
-        clients = setup.clients(state.round)
+        with phase("select"):
+            clients = setup.clients(state.round)
         if setup.roster is not None and not clients:
             tries.append(Try([], [], []))
             continue
-        willing = method.participants(state, clients, model)
-        without = faults.resting(strikes, rules)
-        size, retry = faults.cohort_size(count, rules), len(tries)
-        if guard is not None:
-            size = guard.cohort_size(len(willing) - len(without), state.round, retry)
-        able = there(setup, state.round, now, retry)
-        cohort = sample(willing, size, state.round, seeds, without=without, retry=retry, there=able)
+        with phase("select"):
+            willing = method.participants(state, clients, model)
+            without = faults.resting(strikes, rules)
+            size, retry = faults.cohort_size(count, rules), len(tries)
+            if guard is not None:
+                size = guard.cohort_size(len(willing) - len(without), state.round, retry)
+            able = there(setup, state.round, now, retry)
+            cohort = sample(willing, size, state.round, seeds, without=without, retry=retry, there=able)
         if able is not None and not cohort:
             now += NOBODY_SECONDS
             tries.append(Try([], [], []))
             continue
         if willing and not cohort and guard is None:
             raise faults.nobody_left(state.round, rules)
-        tasks = [marked(_with_memory(assigned(setup, state, client, now), at)) for client in cohort]
-        table, gone = timetable(setup, tasks, now)
+        with phase("cut"):
+            tasks = [marked(_with_memory(assigned(setup, state, client, now), at)) for client in cohort]
+            table, gone = timetable(setup, tasks, now)
         running = [task for task in tasks if task.client.id not in gone]
-        answers = chain(gone.values(), engine.run(running))
-        updates, refused = check_answers(tasks, answers, model, compare=setup.between is None)
+        answers = chain(gone.values(), in_phase("train", engine.run(running)))
+        with phase("check"):
+            updates, refused = check_answers(tasks, answers, model, compare=setup.between is None)
         if setup.between is not None:
             updates = [setup.between.quiet(update) for update in updates]
         strikes = faults.with_strikes(strikes, cohort, refused)

@@ -34,6 +34,7 @@ from fedtailor.engines.workers.worker import Luggage, machine_settings
 from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Measure, Refused, Task
 from fedtailor.method import Method
+from fedtailor.steps import phase
 
 TICK_SECONDS = 0.1  # how long the pool waits for an answer before it says that there is none yet
 
@@ -193,7 +194,8 @@ class WorkerPool:
         for worker in self._workers.copy():
             if pile and worker.ready and worker.job is None:
                 try:
-                    worker.give(pile.next)
+                    with phase("transfer"):
+                        worker.give(pile.next)
                 except Died:  # before it was given anything
                     self._remove(worker)
                 else:
@@ -201,7 +203,8 @@ class WorkerPool:
 
     def _listen(self, worker: WorkerProcess) -> Value | Lost | None:
         try:
-            answer = worker.receive()
+            with phase("transfer"):
+                answer = worker.receive()
         except Died as error:
             return self._lost(worker, str(error))
         if worker.ready:

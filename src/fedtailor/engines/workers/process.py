@@ -20,6 +20,7 @@ from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.shared_memory import SharedMemory, aligned
 from fedtailor.engines.workers.worker import ANSWER, FAILED, READY, SIGNAL, START
 from fedtailor.errors import FedtailorError
+from fedtailor.steps import stopwatch
 from fedtailor.storage.wire import DecodeError, decode, encode
 
 # The path first: what follows may be found nowhere else. Then the lifeline: what follows imports PyTorch.
@@ -119,6 +120,8 @@ class WorkerProcess:
         if kind != ANSWER or self.job is None or value[0] != self._number:
             raise Died("it answered what was not asked")
         self.job = None
+        if (watch := stopwatch()) is not None:
+            watch.told(self.pid, value[2])
         return dict(value[1])
 
     def check_life(self) -> None:

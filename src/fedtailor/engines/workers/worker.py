@@ -33,6 +33,7 @@ from fedtailor.engines.workers.shared_memory import LINE, SharedMemory, aligned
 from fedtailor.errors import FedtailorError
 from fedtailor.method import Method
 from fedtailor.objective import Objective
+from fedtailor.steps import Stopwatch, measured_by
 from fedtailor.storage.wire import decode, encode
 
 SIGNAL = struct.Struct("<QQQ")
@@ -178,6 +179,10 @@ def main(mailbox: int, line: int, luggage: int) -> None:
     apply_settings(unpacked.machine)
     workshop = unpacked.workshop()
     desk.put(READY, None)
-    while (given := desk.next_job()) is not None:
-        number, rest, tensors = given
-        desk.put(ANSWER, [number, workshop.do(rest, tensors)])
+    watch = Stopwatch()
+    with measured_by(watch):
+        while (given := desk.next_job()) is not None:
+            number, rest, tensors = given
+            with watch.phase("evaluate" if "batches" in rest else "train"):
+                done = workshop.do(rest, tensors)
+            desk.put(ANSWER, [number, done, watch.lap()])

@@ -31,6 +31,7 @@ from fedtailor.server.clock.timetable import LATE, NOBODY_SECONDS, assigned, the
 from fedtailor.server.faults import Held, Try
 from fedtailor.server.sampling import sample
 from fedtailor.server.setup import Setup
+from fedtailor.steps import in_phase
 from fedtailor.storage.checkpoint import Checkpoint
 
 STALE = "stale"
@@ -96,7 +97,7 @@ class _Sky:
         ]
         bad = {each.client for each in refused}
         fine = [task for task in tasks if task.client.id not in bad]
-        updates, wrong = check_answers(fine, engine.run(fine), self.setup.model)
+        updates, wrong = check_answers(fine, in_phase("train", engine.run(fine)), self.setup.model)
         by_client = {task.client.id: task for task in tasks}
         moved = [self._moved(by_client[each.client], each) for each in updates]
         trips = {each.client: trip_of(self.setup, by_client[each.client], each.began) for each in landed}
