@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from fedtailor.seeds import Seeds
 Action = str  # train, calibrate, evaluate, validate; or a method's own
 Measure = Literal["evaluate", "validate"]  # score networks: on test examples, or on those that choose
 Metrics = Mapping[str, float]
+T = TypeVar("T")
 
 MEMORY_TIMES, LEAST_MEMORY = (
     16,
@@ -114,6 +115,18 @@ class ServerState:
     weights: dict[str, Tensor]
     memory: dict[str, Any] = field(default_factory=dict)
     moments: dict[str, Any] = field(default_factory=dict)  # what the server's optimiser and its average keep
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is made of this state for many clients alike, made for the first of them; a new state begins anew."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+    def forget(self) -> None:
+        """Let go of what was made: the round that needed it is over, though its state may be kept."""
+        self._made.clear()
 
 
 @dataclass(frozen=True, order=True)

@@ -126,9 +126,17 @@ class Method:
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """What the client is sent, and what it must send back."""
         cut = self.select(state, client, model, seeds)
-        patch = model.cut(state.weights, cut, self.policy.travelling(model))
-        patch = self.policy.with_statistics(model, patch, state.weights, [cut])
+        if cut.mask is None:  # clients of one cut are sent the same tensors, which nobody writes to
+            key = (id(self), cut, cut.tag, cut.width)  # self is kept with it, so that its id stays its own
+            _, patch = state.once(key, lambda: (self, self.patch_for(state, cut, model)))
+        else:
+            patch = self.patch_for(state, cut, model)
         return Task(client, state.round, patch, Lease(frozenset(patch.values), cut), seeds)
+
+    def patch_for(self, state: ServerState, cut: Cut, model: ElasticModel) -> Patch:
+        """What a client of this cut is sent: its weights, and the statistics of what it may run."""
+        patch = model.cut(state.weights, cut, self.policy.travelling(model))
+        return self.policy.with_statistics(model, patch, state.weights, [cut])
 
     def perform(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Do what the task asks for."""

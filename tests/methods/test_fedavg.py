@@ -35,6 +35,24 @@ from helpers import (
 FULL_BATCH = LocalTraining(lr=0.5, batch_size=1000)
 
 
+def test_clients_of_one_cut_are_sent_one_patch_of_one_state():
+    """Workers are given tensors once that many clients share; another state, width or method has its own."""
+    model, seeds = mlp_model(), Seeds(0)
+    method, other = get_method("heterofl")(), FedAvg()
+    state = method.init(model)
+
+    def sent(method, state, number, width):
+        return method.assign(state, client(number, width), model, seeds).patch
+
+    first = sent(method, state, 0, 1)
+    assert sent(method, state, 1, 1) is first
+    assert sent(method, state, 2, "1/2") is not first
+    assert sent(other, state, 3, 1) is not first
+    assert sent(method, replace(state, weights=dict(state.weights)), 1, 1) is not first
+    state.forget()
+    assert sent(method, state, 1, 1) is not first
+
+
 def test_one_client_gives_its_own_weights_exactly():
     method, model, data = FedAvg(LocalTraining(batch_size=4, momentum=0.9)), cnn_model(), image_data((9,))
     merged = run(method, model, data).state.weights

@@ -84,6 +84,7 @@ def run_rounds(
             best, late = late.end(settings.stopping, on_end), None
         with phase("merge"):
             state = merged(setup, at.state, tries[-1])
+            at.state.forget()
         ended = at.after(state, updates, best, held.strikes, held.under_way)
         if settings.evaluates(ended.state.round):
             last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)

@@ -66,7 +66,12 @@ class FIARSE(Method):
         )
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
-        """The largest magnitudes of the state's weights, as many as the budget pays for."""
+        """The largest magnitudes of the state's weights, as many as the budget pays for; ranked once for a budget."""
+        key = (id(self), budget)  # self is kept with it, so that its id stays its own
+        _, cut = state.once(key, lambda: (self, self._ranked(state, budget, model)))
+        return cut
+
+    def _ranked(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         if self.granularity == "channels":
             return strongest(state.weights, super().cut_for(state, budget, model), model)
         check_honoured(budget, WEIGHT_LIMITS, f'{self.name} with granularity = "weights"')

@@ -20,12 +20,13 @@ from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit_among
 from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, prefix
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
 from fedtailor.errors import FedtailorError, require
-from fedtailor.messages import Client, Lease, ServerState, Task
+from fedtailor.messages import Client, ServerState, Task
 from fedtailor.method import Method
 from fedtailor.methods.fjord.draws import drawn_units, drawn_width, largest_width, mixed_prefixes
 from fedtailor.methods.fjord.shares import shares_of
@@ -123,13 +124,11 @@ class FjORD(Method):
             model.groups, {group: sorted(each) for group, each in units.items()}, f"{own.tag}+", own.width
         )
 
-    def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
+    def patch_for(self, state: ServerState, cut: Cut, model: ElasticModel) -> Patch:
         """The statistics of every width that the client may run travel with its weights."""
-        cut = self.select(state, client, model, seeds)
         patch = model.cut(state.weights, cut, self.policy.travelling(model))
         inside = [self.cut_at(width, model) for width in self.candidates if width <= largest_width(cut)]
-        patch = self.policy.with_statistics(model, patch, state.weights, inside)
-        return Task(client, state.round, patch, Lease(frozenset(patch.values), cut), seeds)
+        return self.policy.with_statistics(model, patch, state.weights, inside)
 
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]:
         """The teacher F_p_max and the student F_p, p ~ D_P given p <= p_max; the student alone without distillation."""
