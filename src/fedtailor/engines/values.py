@@ -26,15 +26,32 @@ Tensors = list[dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is given: a client's task, or some batches of the test examples to evaluate all tiers on.
+    """What a worker is given: tasks of clients, or some batches of the test examples to evaluate all tiers on.
 
-    Tensors travel by themselves, because several jobs may share them.
+    Tensors travel by themselves, because several jobs may share them; tasks of one job do.
     """
 
     tensors: Tensors
     rest: Value
     effort: int  # compared with other jobs
-    task: Task | None = None
+    tasks: tuple[Task, ...] = ()
+
+    @property
+    def parts(self) -> list[Job]:
+        """Its tasks as jobs of their own."""
+        share = self.effort // max(1, len(self.tasks))
+        return [
+            Job(self.tensors, {"tasks": [value]}, share, (task,))
+            for task, value in zip(self.tasks, self.rest["tasks"], strict=True)
+        ]
+
+
+def job_of(tasks: Sequence[tuple[Task, int]], tensors: Tensors) -> Job:
+    """A job of tasks that share the tensors of their patches, each with its effort."""
+    values = [task_value(task) for task, _ in tasks]
+    return Job(
+        tensors, {"tasks": values}, sum(effort for _, effort in tasks), tuple(task for task, _ in tasks)
+    )
 
 
 def evaluation_value(deployed: Sequence[Sequence[Patch]], batches: range, action: Measure) -> Value:

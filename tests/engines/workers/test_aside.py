@@ -51,7 +51,7 @@ def given(monkeypatch) -> list[int | None]:
     give = WorkerProcess.give
 
     def note(self, job):
-        order.append(None if job.task is None else job.task.client.id)
+        order.append(job.tasks[0].client.id if job.tasks else None)
         give(self, job)
 
     monkeypatch.setattr(WorkerProcess, "give", note)

@@ -138,7 +138,7 @@ def test_longest_tasks_are_given_out_first(pool, method, monkeypatch):
     give = WorkerProcess.give
 
     def note(self, job):
-        order.append(job.task.client.id)
+        order.append(job.tasks[0].client.id)
         give(self, job)
 
     monkeypatch.setattr(WorkerProcess, "give", note)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_score
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.values import Job, Value, evaluation_value
-from fedtailor.messages import Measure
+from fedtailor.engines.values import Job, Tensors, Value, evaluation_value, job_of
+from fedtailor.messages import Measure, Task
 
 TRIES = 2  # how often a job is given out before it is lost
-SHARES = 4  # runs of test batches for each worker: one that is slower than the others is given fewer of them
+SHARES = 4  # jobs for each worker at least: one that is slower than the others is given fewer of them
+TINY_EFFORT = 20_000_000  # multiply-accumulates forward: about ten milliseconds of training
+BUNDLE_BYTES = 8 * 2**20  # of answers that are left in a mailbox together
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,51 @@ class Pile:
         self._tries[id(self._waiting.popleft())] += 1
 
     def settle(self, job: Job, result: Value | Lost) -> bool:
-        """What came of a job; False if it was lost and waits again."""
+        """What came of a job; False if it was lost and waits again, its tasks one by one: any may be why."""
         if isinstance(result, Lost) and self._tries[id(job)] < TRIES:
-            self._waiting.appendleft(job)
+            again = [job] if len(job.tasks) < 2 else self._apart(job)
+            self._waiting.extendleft(again)
             return False
         del self._open[id(job)]
         return True
+
+    def _apart(self, job: Job) -> list[Job]:
+        """The tasks of a job that was given out before, each by itself, and each with one try left."""
+        del self._open[id(job)]
+        parts = job.parts
+        for part in parts:
+            self._open[id(part)] = part
+            self._tries[id(part)] = TRIES - 1
+        return parts
+
+
+def bundled(tasks: Sequence[tuple[Task, int]], least: int) -> list[Job]:
+    """Jobs of tasks, each with its effort: tiny ones that share a patch go together, so that handing over is little.
+
+    At least about so many jobs (0: each task by itself), so that who was given slow ones is helped out by others.
+    """
+    shared: dict[int, Tensors] = {}  # of one patch that many tasks carry, the tensors are sent once
+    by_patch: dict[int, list[tuple[Task, int]]] = {}
+    for task, effort in tasks:
+        shared.setdefault(id(task.patch), [dict(task.patch.values)])
+        by_patch.setdefault(id(task.patch), []).append((task, effort))
+    most = min(TINY_EFFORT, sum(effort for _, effort in tasks) // least) if least else 0
+    return [job_of(part, shared[patch]) for patch, group in by_patch.items() for part in _parted(group, most)]
+
+
+def _parted(tasks: Sequence[tuple[Task, int]], most: int) -> Iterator[list[tuple[Task, int]]]:
+    """Tasks of one patch in runs of at most this effort, or of one task."""
+    size = sum(value.nbytes for value in tasks[0][0].patch.values.values())
+    room = max(1, BUNDLE_BYTES // max(1, size))
+    part: list[tuple[Task, int]] = []
+    spent = 0
+    for task, effort in tasks:
+        if part and (len(part) >= room or spent + effort > most):
+            yield part
+            part, spent = [], 0
+        part.append((task, effort))
+        spent += effort
+    yield part
 
 
 class Measurement:

@@ -1,7 +1,7 @@
 """Clients in worker processes, one PyTorch thread each: all cores, the same bits as in one process.
 
 start   → luggage (method, module, groups, data) in shared memory, once for all workers
-task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first
+task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first; tiny ones together
 worker  → method.perform → the answer in the wire format, in the mailbox
 a worker that dies → its task goes to another one, once; then the client is refused
 evaluation → in the same way, in runs of batches; aside: by workers that no task waits for, while the next round trains
@@ -24,9 +24,9 @@ from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.protocol import Answer, LaterScores
-from fedtailor.engines.values import Job, Tensors, Value, answer_of, masked_cut, task_value
+from fedtailor.engines.values import Job, Value, answer_of, masked_cut
 from fedtailor.engines.workers.luggage import NotPortable, pack
-from fedtailor.engines.workers.piles import Lost, Measurement, Pile
+from fedtailor.engines.workers.piles import SHARES, Lost, Measurement, Pile, bundled
 from fedtailor.engines.workers.process import Died, WorkerProcess
 from fedtailor.engines.workers.shared_memory import SharedMemory
 from fedtailor.engines.workers.starts import Starts
@@ -48,6 +48,7 @@ class WorkerPool:
         self._luggage = pack(luggage_for(method, model, data).parts)
         self._workers: list[WorkerProcess] = []
         self._starts = Starts()
+        self._bundles = True  # whether tiny tasks are given out together
         self._aside: Measurement | None = None  # what is done where nothing else waits
         self._finalizer = weakref.finalize(self, _end, self._workers, self._luggage, os.getpid())
 
@@ -78,25 +79,20 @@ class WorkerPool:
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task, as they come; None when none came for a moment."""
-        shared: dict[int, Tensors] = {}  # of one patch that many tasks carry, the tensors are sent once
-        jobs = [
-            Job(
-                shared.setdefault(id(task.patch), [dict(task.patch.values)]),
-                task_value(task), self._effort(task), task,
-            )
-            for task in tasks
-        ]  # fmt: skip
-        pile = Pile(jobs)
+        most = self.count * SHARES if self._bundles else 0
+        pile = Pile(bundled([(task, self._effort(task)) for task in tasks], most))
         for done in self._work(pile):
-            if done is None or not pile.settle(*done) or done[0].task is None:
+            if done is None or not pile.settle(*done):
                 yield None
                 continue
-            task, result = done[0].task, done[1]
+            job, result = done
             if isinstance(result, Lost):
-                yield Refused(task.client.id, task.round, "worker-died", result.cause)
-            else:
+                for task in job.tasks:
+                    yield Refused(task.client.id, task.round, "worker-died", result.cause)
+                continue
+            for task, answer in zip(job.tasks, result["answers"], strict=True):
                 mask = masked_cut(task).mask
-                yield answer_of(result, None if mask is None else mask.levels)
+                yield answer_of(answer, None if mask is None else mask.levels)
 
     def measure(
         self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
@@ -216,6 +212,9 @@ class WorkerPool:
             worker.check_life()
         except Died as error:
             return self._lost(worker, str(error))
+        if worker.dawdles:  # one client's code holds up the others: from now on each has a worker for itself
+            self._bundles = False
+            return self._lost(worker, "its clients took too long together")
         return None
 
     def _lost(self, worker: WorkerProcess, reason: str) -> Lost:

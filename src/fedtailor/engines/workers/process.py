@@ -32,6 +32,7 @@ _BOOT = (
 )
 START_SECONDS = 300.0  # importing PyTorch takes one or two on an idle machine
 SILENCE_SECONDS = 300.0  # a worker that shows no life for so long is stopped or stuck
+BUNDLE_SECONDS = 3.0  # tiny tasks together take milliseconds
 REAP_SECONDS = 10.0
 LAST_WORDS_SECONDS = 1.0
 
@@ -55,7 +56,7 @@ class WorkerProcess:
         self._tensor_bytes = 0
         self._received = b""
         self._beat, self._silent = 0, 0.0
-        self._seen = self._started = time.monotonic()
+        self._seen = self._started = self._given = time.monotonic()
         self._mailbox = SharedMemory()
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
@@ -84,7 +85,7 @@ class WorkerProcess:
         rest = aligned(START + self._tensor_bytes)
         end = self._mailbox.write(rest, encode(job.rest))
         self._number += 1
-        self.job = job
+        self.job, self._given = job, time.monotonic()
         try:
             self._line.sendall(SIGNAL.pack(self._number, self._tensor_bytes, end - rest))
         except OSError as error:
@@ -138,6 +139,12 @@ class WorkerProcess:
         if self.ready and self._silent > SILENCE_SECONDS:
             raise Died(f"it showed no life for {SILENCE_SECONDS:.0f} seconds")
 
+    @property
+    def dawdles(self) -> bool:
+        """Whether tasks that were tiny enough to go together take so long that the others should not wait for one."""
+        together = self.job is not None and len(self.job.tasks) > 1
+        return together and time.monotonic() - self._given > BUNDLE_SECONDS
+
     def cause(self) -> str:
         """How a process ended that has hung up; it may take a moment until the system knows."""
         with suppress(subprocess.TimeoutExpired):
@@ -155,8 +162,9 @@ class WorkerProcess:
         self._tensors = None
 
     def _blame(self, text: str) -> str:
-        task = self.job.task if self.job is not None else None
-        return text if task is None else f"client {task.client.id}, round {task.round}: {text}"
+        tasks = self.job.tasks if self.job is not None else ()
+        clients = ", ".join(str(task.client.id) for task in tasks)
+        return f"client {clients}, round {tasks[0].round}: {text}" if tasks else text
 
 
 def _spawn(mailbox: int, line: int, luggage: int) -> subprocess.Popen[bytes]:

@@ -31,6 +31,7 @@ from fedtailor.engines.values import Tensors, Value, answer_value, evaluation_of
 from fedtailor.engines.workers.luggage import unpack
 from fedtailor.engines.workers.shared_memory import LINE, SharedMemory, aligned
 from fedtailor.errors import FedtailorError
+from fedtailor.messages import Task
 from fedtailor.method import Method
 from fedtailor.objective import Objective
 from fedtailor.steps import Stopwatch, measured_by
@@ -80,7 +81,9 @@ class Workshop:
             deployed, batches = evaluation_of(rest, tensors)
             scores = batch_scores(self.model, deployed, self.measured[rest["action"]][1], batches)
             return {"scores": [[[count, values] for count, values in each] for each in scores]}
-        task = task_of(rest, tensors[0])
+        return {"answers": [self._answer(task_of(value, tensors[0])) for value in rest["tasks"]]}
+
+    def _answer(self, task: Task) -> Value:
         data = self.clients.examples_for(task.client.id, task.action, self.measured)
         return answer_value(answer_to(task, self.method, data, self.model, exhaustible=True))
 
