@@ -152,6 +152,7 @@ def test_lines_that_are_missing_swapped_or_of_another_log_are_found(finished, tm
         ("metrics.jsonl", "metrics.jsonl: round 2 is not what the log says"),
         ("coverage.jsonl", "coverage.jsonl: round 2 is not what the log says"),
         ("weights.safetensors", "is not the result that the log says"),
+        ("call.json", "call.json is not what the log says: the settings"),
     ],
 )
 def test_files_that_the_log_speaks_of_are_checked_too(finished, tmp_path, name, message):

@@ -11,7 +11,7 @@ from typing import Any
 from fedtailor.audit.lines import BEGUN, FINISHED, RESUMED, ROUND, Line, check_chain, digest_of, lines_of
 from fedtailor.audit.log import FILE
 from fedtailor.errors import CorruptError, FedtailorError
-from fedtailor.storage.run_folder import COVERAGE, METRICS, WEIGHTS
+from fedtailor.storage.run_folder import CALL, CONFIG, COVERAGE, METRICS, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,22 @@ def verify(folder: Path, key: str = "", head: str = "") -> Verdict:
         raise CorruptError(
             f"{file} has no line with the hash {head}: its end was cut off, or it is another log"
         )
+    _check_settings(folder, entries[0])
     last, redone = _in_order(file, entries)
     _compare(folder, entries[0]["round"], last)
     finished = _ended(folder, file, lines)
     resumed = [each["round"] for each in entries if each["event"] == RESUMED]
     return Verdict(len(last), entries[0]["round"], public, ends, finished, resumed, redone)
+
+
+def _check_settings(folder: Path, begun: dict[str, Any]) -> None:
+    """The run's own settings against what was signed when it began."""
+    name = begun.get("settings")
+    if name not in (CONFIG, CALL):  # of a run in whose folder there were none
+        return
+    file = folder / name
+    if not file.is_file() or digest_of(file.read_bytes()) != begun.get("sha256"):
+        raise CorruptError(f"{file} is not what the log says: the settings with which the run began")
 
 
 def _in_order(file: Path, entries: Sequence[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], list[int]]:
