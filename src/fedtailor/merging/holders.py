@@ -76,7 +76,8 @@ def mean_and_holders(old: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     total = torch.full(shape, -0.0, dtype=torch.float64, device=first.device)
     weight = torch.zeros(shape, dtype=torch.float64, device=first.device)
     for where, values, share in parts:
-        add_at(total, where, values.double() * share)
+        add_at(total, where, values.to(torch.float64, copy=True).mul_(share))
+    for where, share in _shares(parts):
         add_at(weight, where, share)
     held = weight > 0
     mean = total / torch.where(held, weight, 1.0)
@@ -84,6 +85,17 @@ def mean_and_holders(old: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     if dtype == torch.float64 or not dtype.is_floating_point:
         merged = _keep_lone_values(merged, parts)
     return (torch.where(held, merged, old) if old is not None else merged), held
+
+
+def _shares(parts: Parts) -> list[tuple[Where | None, float]]:
+    """What is added to the weight of each place: once for all clients of a piece, where sums are exact in any order."""
+    if not all(float(share).is_integer() for _, _, share in parts):
+        return [(where, share) for where, _, share in parts]
+    places = {id(where): where for where, _, _ in parts}
+    sums = dict.fromkeys(places, 0.0)
+    for where, _, share in parts:
+        sums[id(where)] += share
+    return [(where, sums[place]) for place, where in places.items()]
 
 
 def _keep_lone_values(merged: Tensor, parts: Parts) -> Tensor:
