@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from fedtailor.client.optimisers import OF_TRAINING, Optimiser, optimiser_of
+from fedtailor.client.optimisers import OF_TRAINING, Optimiser, check_options, optimiser_of
 from fedtailor.client.precision import PRECISIONS, Precision
 from fedtailor.errors import FedtailorError, require
 
@@ -90,7 +90,11 @@ class LocalTraining:
         require(self.warmup_steps >= 0, "training.warmup_steps", self.warmup_steps, "at least 0")
         fine = 1 <= self.accumulate <= self.batch_size
         require(fine, "training.accumulate", self.accumulate, f"1 to {self.batch_size}, the batch_size")
-        self.built  # noqa: B018  (refuses what the optimiser does not know)
+        check_options(self.optimiser, self.options)
+        if (
+            not self.is_sgd
+        ):  # which was checked above, and is tried by nobody: that would load PyTorch's compiler
+            self.built  # noqa: B018  (refuses what the optimiser does not know)
 
     def _require_one_of(self, name: str, known: tuple[str, ...]) -> None:
         value = getattr(self, name)

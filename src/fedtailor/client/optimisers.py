@@ -40,14 +40,19 @@ class Optimiser:
         return self.kind(groups, **self.settings)
 
 
-def optimiser_of(name: str, said: Mapping[str, Any], options: Mapping[str, Any]) -> Optimiser:
-    """The optimiser that a name and its settings mean; ``said`` has what [training] says about ``OF_TRAINING``."""
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse what [training.options] may not say."""
     for key in OF_TRAINING:
         require(key not in options, f"training.options.{key}", options.get(key), f"it as training.{key}")
     require(
         name != "sgd" or not options, "training.options", dict(options),
         'none with optimiser = "sgd"; "torch.optim:SGD" takes dampening and others',
     )  # fmt: skip
+
+
+def optimiser_of(name: str, said: Mapping[str, Any], options: Mapping[str, Any]) -> Optimiser:
+    """The optimiser that a name and its settings mean; ``said`` has what [training] says about ``OF_TRAINING``."""
+    check_options(name, options)
     return _optimiser(name, _frozen(said), _frozen(options))
 
 

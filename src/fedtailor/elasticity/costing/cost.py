@@ -14,6 +14,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedtailor.elasticity.costing.meta_shapes import SHAPES
+
 Sizes = tuple[int, ...]  # numbers whose product is one part of a cost
 
 aten = torch.ops.aten
@@ -64,7 +66,10 @@ def products(
     what the code hears when it asks for values (is the attention mask all ones?), in the order in which it asks.
     """
     meta = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-    on_meta = {name: torch.empty_like(value, device="meta") for name, value in weights.items()}
+    on_meta = {
+        name: value if value.is_meta else torch.empty(value.shape, dtype=value.dtype, device="meta")
+        for name, value in weights.items()
+    }
     recorder = _ProductRecorder(on_meta, answers)
     with torch.no_grad(), plain_attention(), recorder:
         functional_call(shell, on_meta, *meta, tie_weights=False)
@@ -89,7 +94,16 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-class Asked(TorchDispatchMode):
+class Watching(TorchDispatchMode):
+    """Sees every operation that PyTorch executes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to tell PyTorch's compiler to leave this alone would load it, for seconds, and it is never used here."""
+        return False
+
+
+class Asked(Watching):
     """Writes down every number that code reads off a tensor."""
 
     def __init__(self) -> None:
@@ -104,7 +118,7 @@ class Asked(TorchDispatchMode):
         return output
 
 
-class _ProductRecorder(TorchDispatchMode):
+class _ProductRecorder(Watching):
     """Writes down the sizes of each product that PyTorch executes."""
 
     def __init__(self, weights: Mapping[str, Tensor], answers: Sequence[Any] = ()) -> None:
@@ -119,7 +133,9 @@ class _ProductRecorder(TorchDispatchMode):
         operation = func.overloadpacket
         if operation is aten._local_scalar_dense and (answer := next(self.answers, None)) is not None:
             return answer
-        output = SHAPES[operation](*args) if operation in SHAPES else func(*args, **(kwargs or {}))
+        output = SHAPES[operation](*args) if operation in SHAPES else NotImplemented
+        if output is NotImplemented:
+            output = func(*args, **(kwargs or {}))
         if operation in PRODUCTS:
             self.parts.append(PRODUCTS[operation](args, output))
         if self._adds_bias(operation, args):
@@ -158,26 +174,4 @@ PRODUCTS: dict[Any, Callable[[tuple[Any, ...], Tensor], Sizes]] = {
         *output.shape,
         *args[1].shape[1:],
     ),  # nn.Bilinear: weight (out, a, b)
-}
-
-
-def _like(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
-
-
-def _normalised(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), x, x  # and two kinds of statistics, which nobody looks at
-
-
-# On ``meta`` these run in Python and would take most of the time; here only the shape of the result matters.
-SHAPES: dict[Any, Callable[..., Any]] = {
-    aten.native_batch_norm: _normalised,
-    aten.native_layer_norm: _normalised,
-    aten.addmm: lambda _, a, b: torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="meta"),
-    aten.relu: _like,
-    aten.hardtanh: _like,
-    aten.gelu: _like,
-    aten.tanh: _like,
-    aten.tanh_: lambda x: x,
-    aten.sigmoid_: lambda x: x,
 }

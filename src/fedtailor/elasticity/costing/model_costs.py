@@ -16,7 +16,6 @@ from fedtailor.elasticity.costing.timing import step_time
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import units_of
 from fedtailor.elasticity.running.pieces import Pieces
-from fedtailor.elasticity.tracing.copies import named_tensors
 
 CHECKED_BATCH = 2  # examples with which the memory of a curve is compared with a real run
 REMEMBERED = 4096  # counts kept at once
@@ -62,8 +61,12 @@ class ModelCosts:
     def products(self, cut: Cut) -> list[Sizes]:
         """The matrix products and bias additions of one forward pass of the example, as sizes to be multiplied."""
         pieces = self.pieces
-        shapes = {name: value.to("meta") for name, value in named_tensors(pieces.module).items()}
-        values = pieces.complete(pieces.cut(shapes, cut).values, cut, device="meta")
+        held = {name: pieces.shape(name, cut) for name in pieces.table(cut) if name not in pieces.constants}
+        # Made by their shapes: to take a part of a tensor on ``meta`` loads an algebra system.
+        shapes = {
+            name: torch.empty(shape, dtype=pieces.dtype(name), device="meta") for name, shape in held.items()
+        }
+        values = pieces.complete(shapes, cut, device="meta")
         inputs = inputs_of(pieces.example)
         try:
             return products(pieces.shell(cut), values, *inputs, self._answers)
