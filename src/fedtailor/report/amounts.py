@@ -25,6 +25,28 @@ def short(count: float) -> str:
     return f"{count:.3g} T"
 
 
+def energy(joules: float) -> str:
+    """``1.56 MJ``.
+
+    >>> energy(34.7), energy(1_560_000)
+    ('34.7 J', '1.56 MJ')
+    """
+    amount, _, prefix = short(joules).partition(" ")
+    return f"{amount} {prefix}J"
+
+
+def duration(seconds: float) -> str:
+    """``3.9 s``, ``12.5 min``, ``4.2 h``: a time in its largest unit that it fills.
+
+    >>> duration(0.0042), duration(3.92), duration(750), duration(90_000)
+    ('4.2 ms', '3.92 s', '12.5 min', '25 h')
+    """
+    for least, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if seconds >= least:
+            return f"{seconds / least:.3g} {unit}"
+    return f"{1000 * seconds:.3g} ms"
+
+
 def signed(count: float) -> str:
     """``+1.56 M``, ``-300``: a count that is more or less than another."""
     return f"{'-' if count < 0 else '+'}{short(abs(count))}"

@@ -56,7 +56,7 @@ def show(
 
 
 def _table(setup: Setup, name: str, views: list[TierView]) -> Titled:
-    from fedtailor.report.amounts import short
+    from fedtailor.report.amounts import duration, energy, short
 
     timed = any(view.way is not None for view in views)
     table = plain_table()
@@ -76,7 +76,7 @@ def _table(setup: Setup, name: str, views: list[TierView]) -> Titled:
         cells = [view.name, f"{view.clients:,}", bar, width, macs]
         if view.way is not None:
             way = (view.way.down, view.way.compute, view.way.up, view.way.seconds)
-            cells += [*map(_seconds, way), f"{view.way.joules:.3g} J", f"{100 * view.availability:.0f} %"]
+            cells += [*map(duration, way), energy(view.way.joules), f"{100 * view.availability:.0f} %"]
         table.add_row(*cells[: 5 + len(times)])
     return Titled(
         f"{name}: {setup.data.num_clients:,} clients, {setup.method.name}", table, _caption(setup, timed)
@@ -84,24 +84,17 @@ def _table(setup: Setup, name: str, views: list[TierView]) -> Titled:
 
 
 def _caption(setup: Setup, timed: bool) -> str:
+    from fedtailor.report.amounts import duration
     from fedtailor.server.clock.equipping import typical
 
     if not timed or setup.fleet.equipment is None:
         return ""
     deadline = setup.fleet.equipment.deadline
-    until = "" if deadline == float("inf") else f"; the deadline is {_seconds(deadline)}"
+    until = "" if deadline == float("inf") else f"; the deadline is {duration(deadline)}"
     return (
         f"Simulated times of one task of a client with {typical(setup.data)} examples on the weakest device of "
         f"its tier{until}."
     )
-
-
-def _seconds(value: float) -> str:
-    """A time with two digits: 12 s, 2.1 min, 1.5 h."""
-    for unit, size in (("h", 3600), ("min", 60), ("s", 1)):
-        if value >= size:
-            return f"{value / size:.2g} {unit}"
-    return f"{value * 1e3:.0f} ms" if value >= 1e-3 else f"{value * 1e3:.2g} ms"
 
 
 def _as_data(setup: Setup, view: TierView) -> dict[str, Any]:

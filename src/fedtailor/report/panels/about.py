@@ -56,9 +56,8 @@ def _fleet(run: ReportedRun) -> str:
     if len(tiers) > 1 and len(set(counts)) == 1:
         told = f"{len(tiers)} tiers of {counted(counts[0], 'client')} each, {names[0]} to {names[-1]}"
     fleet = run.config.get("fleet", {})
-    name = (
-        "" if fleet.get("tiers") else str(fleet.get("name", ""))
-    )  # tiers of one's own have no name together
+    name = str(fleet.get("devices") or fleet.get("name", ""))
+    name = "" if fleet.get("tiers") else name  # tiers of one's own have no name together
     return ": ".join(filter(None, (name, told)))
 
 

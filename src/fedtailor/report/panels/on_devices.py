@@ -1,4 +1,4 @@
-"""What a run takes on the devices themselves: simulated hours, energy, who waits, and how each class fares."""
+"""What a run takes on the devices themselves: simulated time, energy, who waits, and how each class fares."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections import Counter
 from fedtailor.charts.grouping import Runs, by_setting, named, percent, round_to
 from fedtailor.charts.panel import Panel, ReportedRun, Row
 from fedtailor.record import Simulated, headline
-from fedtailor.report.amounts import short
+from fedtailor.report.amounts import duration, energy, size
 from fedtailor.report.targets import Records, is_simulated, last_evaluation
 
-HOUR = 3600.0
-TOTALS = "Means over seeds: simulated time of all rounds, energy of all devices, hours that clients waited for others"
+TOTALS = "Means over seeds: simulated time of all rounds, energy of all devices, how long all clients waited for others"
 CLASSES = (
     "Means over seeds. Asked: tasks for each device of the class; answered: the share of them that was merged; a task: "
     "down, training and up"
@@ -34,9 +33,9 @@ def on_devices(runs: Runs) -> Panel:
             totals.append(
                 {
                     "method": variant, **at,
-                    "hours": f"{mean['seconds'] / HOUR:.3g}",
-                    "energy": f"{short(mean['joules'])}J",
-                    "waiting, hours": f"{mean['idle'] / HOUR:.3g}",
+                    "time": duration(mean["seconds"]),
+                    "energy": energy(mean["joules"]),
+                    "waiting": duration(mean["idle"]),
                 }
             )  # fmt: skip
             classes += [{"method": variant, **at, **row} for row in _classes(each)]
@@ -57,14 +56,14 @@ def _classes(runs: Runs) -> list[Row]:
         found = [each.get(name, Counter()) for each in sums]
         asked = statistics.mean(each["asked"] for each in found)
         tasks = max(1e-9, asked)
-        size = counts.get(name)
+        devices = counts.get(name)
         row: Row = {"class": name}
-        row["asked"] = f"{asked / size:.3g}" if size else f"{asked:.3g} tasks"
+        row["asked"] = f"{asked / devices:.3g}" if devices else f"{asked:.3g} tasks"
         row["answered"] = f"{100 * statistics.mean(each['answered'] for each in found) / tasks:.0f} %"
-        row["seconds of a task"] = f"{statistics.mean(each['seconds'] for each in found) / tasks:.3g}"
-        row["of it training"] = f"{statistics.mean(each['compute'] for each in found) / tasks:.3g}"
-        row["joules of a task"] = f"{statistics.mean(each['joules'] for each in found) / tasks:.3g}"
-        row["bytes down, all"] = short(statistics.mean(each["bytes_down"] for each in found))
+        row["a task"] = duration(statistics.mean(each["seconds"] for each in found) / tasks)
+        row["of it training"] = duration(statistics.mean(each["compute"] for each in found) / tasks)
+        row["energy of a task"] = energy(statistics.mean(each["joules"] for each in found) / tasks)
+        row["sent to all"] = size(statistics.mean(each["bytes_down"] for each in found))
         rows.append({**row, **_score(runs, name)})
     return rows
 
