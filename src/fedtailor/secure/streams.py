@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Words = NDArray[np.uint32]
 NONCE_BYTES = 12
+SEAL_BYTES = NONCE_BYTES + 16  # that sealing adds: the nonce, and the tag of AES-GCM
 
 
 @dataclass(frozen=True)

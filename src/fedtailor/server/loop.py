@@ -176,6 +176,8 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
         tasks = [marked(_with_memory(assigned(setup, state, client, now), at)) for client in cohort]
         table, gone = timetable(setup, tasks, now)
         running = [task for task in tasks if task.client.id not in gone]
+        if setup.masks is not None:
+            setup.masks.begin(state, tasks)
         answers = chain(gone.values(), engine.run(running))
         updates, refused = check_answers(tasks, answers, model, compare=setup.between is None)
         if setup.between is not None:

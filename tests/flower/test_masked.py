@@ -1,0 +1,321 @@
+"""Rounds under masks on Flower: the sums of the run in process, of updates that nobody but their clients has seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from torch import Tensor
+
+pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
+pytest.importorskip("cryptography", reason="the extra fedtailor[secure] is not installed")
+
+from flwr.app import Message
+
+from fedtailor.audit.keys import new_key
+from fedtailor.config import make_config
+from fedtailor.engines.flower import engine as flower_engine
+from fedtailor.engines.flower.masked import MaskedEngine
+from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
+from fedtailor.engines.in_process import InProcess
+from fedtailor.flower import server
+from fedtailor.flower.server import serve
+from fedtailor.messages import Refused
+from fedtailor.run.interface import run_config
+from fedtailor.run.setup import prepare_config
+from fedtailor.secure.protocol import digest_of
+from fedtailor.server.loop import run_rounds
+from flower.loopback import LoopbackGrid, Spoil
+from helpers import Spoiling, differing, final_weights, slow_if
+
+CONFIG = """
+name = "masked"
+seed = 3
+rounds = 2
+clients_per_round = 6
+evaluate_every = 2
+[data]
+dataset = "digits"
+clients = 6
+limit = 120
+test_limit = 50
+validation = 0
+[model]
+name = "mlp"
+hidden = [8]
+[fleet]
+name = "uniform-2"
+[method]
+name = "heterofl"
+label_rows = false
+[training]
+batch_size = 8
+[engine]
+workers = 0
+wait = 5
+[secure]
+threshold = 2
+"""
+SHORT = CONFIG.replace("rounds = 2", "rounds = 1").replace("evaluate_every = 2", "evaluate_every = 1")
+STEPS = ("advertise", "share", "mask", "unmask")
+BAD, LOST = 0, (0, 3)  # a node, and the clients that it answers for: a third of six, one of each tier
+
+
+def nodes(tmp_path: Path) -> dict[int, dict[str, Any]]:
+    return {
+        n: {"partition-id": n, "num-partitions": 3, "state": str(tmp_path / f"state{n}")} for n in range(3)
+    }
+
+
+def there(text: str, tmp_path: Path, grid: LoopbackGrid) -> dict[str, Tensor]:
+    """The weights after the run on Flower."""
+    serve(grid, make_config(tomllib.loads(text)), tmp_path / "there")
+    return final_weights(tmp_path / "there")
+
+
+def here(text: str, lost: tuple[int, ...] = ()) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights before and after the run in process, in which some clients are never heard."""
+    setup = prepare_config(make_config(tomllib.loads(text)), lambda _: None).guarded(None, 0)
+    engine: Any = InProcess(setup.method, setup.model, setup.data)
+    for client in lost:
+        engine = Spoiling(engine, client, lambda update: Refused(update.client, update.round, "no-answer"))
+    end = run_rounds(setup, engine, lambda _record, _at: None)
+    return setup.start.state.weights, end.state.weights
+
+
+def step_of(reply: Message) -> str:
+    """Which step of a round a node answers."""
+    head = parcel_of(reply.content).head
+    told = next(iter(head.get("told", {}).values()), {})
+    known = {"keys": "advertise", "shares": "share", "opening": "unmask"}
+    return "mask" if "answers" in head else next((known[key] for key in known if key in told), "")
+
+
+def broken(step: str) -> Spoil:
+    """A node that fails in one step."""
+
+    def spoil(reply: Message) -> Message:
+        if step_of(reply) == step:
+            reply.content = content_of(Parcel({"error": "no room"}))
+        return reply
+
+    return spoil
+
+
+def events(tmp_path: Path) -> list[dict[str, Any]]:
+    lines = (tmp_path / "there" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "secure refused"]
+
+
+def row(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "there" / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+class Watched(LoopbackGrid):
+    """A grid that remembers what nodes answered."""
+
+    def delivered(self, message: Message, node: int) -> Message:
+        reply = super().delivered(message, node)
+        self.heard = [*getattr(self, "heard", []), (node, parcel_of(reply.content))]
+        return reply
+
+
+@pytest.mark.parametrize("name", ["heterofl", pytest.param("fedrolex", marks=pytest.mark.slow)])
+def test_same_bits_and_nothing_in_clear(name: str, tmp_path: Path) -> None:
+    """Every answer of a client is public keys, sealed shares, words that look like noise, or shares at the end."""
+    text = CONFIG.replace('name = "heterofl"', f'name = "{name}"')
+    grid = Watched(text, nodes(tmp_path))
+    weights = there(text, tmp_path, grid)
+    run_config(make_config(tomllib.loads(text)), tmp_path / "here", on_notice=lambda _: None)
+    assert not differing(final_weights(tmp_path / "here"), weights)
+    assert row(tmp_path)["privacy"]["rested"] == {}
+    assert not events(tmp_path)
+    answers = [(node, parcel) for node, parcel in grid.heard if "clients" not in parcel.head or parcel.pieces]
+    assert len(answers) == 2 * 4 * 3  # rounds, steps, nodes
+    for node, parcel in answers:
+        for told in parcel.head.get("told", {}).values():
+            assert set(told) <= {"keys", "shares", "opening"}
+        for answer in parcel.head.get("answers", []):
+            assert set(answer["metrics"]) <= {"examples"}
+            assert "weight" not in answer
+        for frame in parcel.pieces.values():
+            assert len(frame) <= 4 * (
+                sum(value.numel() for value in weights.values()) + 4
+            )  # a weight for each class
+            seen = np.bincount(np.frombuffer(frame, np.uint8), minlength=256)
+            assert stats.chisquare(seen).pvalue > 1e-6, (
+                node
+            )  # of a plain row, first bytes are nearly all alike
+    assert not list(tmp_path.glob("state*/**/secrets-*"))
+
+
+@pytest.mark.parametrize("step", [slow_if(each, "advertise", "mask") for each in STEPS])
+def test_who_drops_out_is_missing_from_the_sum_and_nothing_else(step: str, tmp_path: Path) -> None:
+    """A third of the clients is lost in a step; before its update has come, or after it."""
+    grid = LoopbackGrid(SHORT, nodes(tmp_path), {BAD: broken(step)})
+    weights = there(SHORT, tmp_path, grid)
+    _, expected = here(SHORT, () if step == "unmask" else LOST)
+    assert not differing(expected, weights)
+    assert [(each["client"], each["step"], each["reason"]) for each in events(tmp_path)] == [
+        (str(client), step, "no room") for client in LOST
+    ]
+    assert row(tmp_path)["merged"] == (6 if step == "unmask" else 4)
+
+
+@pytest.mark.parametrize("step", [slow_if(each, "mask") for each in STEPS[2:]])
+def test_a_round_that_more_than_a_third_has_left_moves_nothing(step: str, tmp_path: Path) -> None:
+    grid = LoopbackGrid(SHORT, nodes(tmp_path), {node: broken(step) for node in (0, 1)})
+    weights = there(SHORT, tmp_path, grid)
+    before, _ = here(SHORT)
+    assert not differing(before, weights)
+    assert row(tmp_path)["privacy"]["rested"] == {"0.5+1": 6, "1": 3}
+    if step == "unmask":
+        assert "2 of 6 clients were there at the end, and 4 are needed" in events(tmp_path)[-1]["reason"]
+
+
+class Twice(LoopbackGrid):
+    """A SuperLink that delivers every message twice; the second answers are ``again``."""
+
+    def delivered(self, message: Message, node: int) -> Message:
+        reply = super().delivered(message, node)
+        self.again = [*getattr(self, "again", []), parcel_of(super().delivered(message, node).content)]
+        return reply
+
+
+def test_no_step_is_taken_twice(tmp_path: Path) -> None:
+    """Two updates under one mask would tell their difference; the round itself goes on."""
+    grid = Twice(SHORT, nodes(tmp_path))
+    weights = there(SHORT, tmp_path, grid)
+    assert not differing(here(SHORT)[1], weights)
+    said = []
+    for parcel in grid.again:
+        assert not parcel.pieces
+        if "told" in parcel.head:
+            said += [told["error"] for told in parcel.head["told"].values()]
+        elif "answers" in parcel.head:
+            said += [answer["refused"][3] for answer in parcel.head["answers"]]
+    found = {sentence: said.count(sentence) for sentence in said}
+    assert sorted(found.values()) == [6, 6, 6, 6]
+    for word in ("twice for keys", "twice for shares", "twice for an update", "has no secrets of this round"):
+        assert any(word in sentence for sentence in found), word
+
+
+def test_messages_of_a_round_that_is_over_tell_nothing(tmp_path: Path) -> None:
+    """Replayed in their order, they make new keys, and those are not the ones that the others were sent."""
+    grid = Watched(SHORT, nodes(tmp_path))
+    there(SHORT, tmp_path, grid)
+    before, grid.heard = grid.heard, []
+    for message in [each for each in grid.sent if each.metadata.dst_node_id == BAD]:
+        grid.delivered(message, BAD)
+    old, new = ([parcel.head["told"] for node, parcel in heard if node == BAD and "told" in parcel.head]
+                for heard in (before, grid.heard))  # fmt: skip
+    assert set(old[0]["0"]["keys"]).isdisjoint(new[0]["0"]["keys"])
+    assert "the list of keys is not that of this round" in new[1]["0"]["error"]
+    (tasks,) = (parcel for _, parcel in grid.heard if "answers" in parcel.head)
+    assert tasks.head["answers"][0]["refused"][2] == "no-answer"
+    assert not tasks.pieces
+    assert "error" in new[2]["0"]
+
+
+class Forgetful(LoopbackGrid):
+    """Before a client trains, its disk is lost."""
+
+    def delivered(self, message: Message, node: int) -> Message:
+        if node == BAD and parcel_of(message.content).head["ask"] == "tasks":
+            shutil.rmtree(self.nodes[node]["state"])
+        return super().delivered(message, node)
+
+
+def test_a_client_that_has_lost_its_secrets_counts_as_dropped(tmp_path: Path) -> None:
+    weights = there(SHORT, tmp_path, Forgetful(SHORT, nodes(tmp_path)))
+    assert not differing(here(SHORT, LOST)[1], weights)
+    reasons = {(each["client"], each["step"], each["reason"]) for each in events(tmp_path)}
+    lost = "secure: the client has no secrets of this round (any more); it takes no part"
+    assert reasons == {("0", "mask", lost), ("3", "mask", lost)}
+    assert row(tmp_path)["refused_by"] == {"0": {"no-answer": 1}, "3": {"no-answer": 1}}
+
+
+class Greedy(LoopbackGrid):
+    """A server that asks two clients for their updates in clear."""
+
+    def delivered(self, message: Message, node: int) -> Message:
+        parcel = parcel_of(message.content)
+        if node == BAD and parcel.head["ask"] == "tasks":
+            for task in parcel.head["tasks"]:
+                del task["masked"]
+            message.content = content_of(parcel)
+        return super().delivered(message, node)
+
+
+def test_an_update_is_never_sent_in_clear(tmp_path: Path) -> None:
+    there(SHORT, tmp_path, Greedy(SHORT, nodes(tmp_path)))
+    assert [each["client"] for each in events(tmp_path)] == ["0", "3"]
+    for event in events(tmp_path):
+        assert event["reason"].startswith("secure: the server asks for train in clear")
+
+
+def test_words_of_another_form_are_refused_as_any_bad_update(tmp_path: Path) -> None:
+    def spoil(reply: Message) -> Message:
+        parcel = parcel_of(reply.content)
+        if "answers" in parcel.head:
+            shorter, renamed = parcel.head["answers"]
+            renamed["classes"] = ["1"]
+            pieces = {**parcel.pieces, shorter["piece"]: parcel.pieces[shorter["piece"]][:-4]}
+            reply.content = content_of(Parcel(parcel.head, pieces))
+        return reply
+
+    weights = there(SHORT, tmp_path, LoopbackGrid(SHORT, nodes(tmp_path), {BAD: spoil}))
+    assert not differing(here(SHORT, LOST)[1], weights)
+    assert row(tmp_path)["refused_by"] == {"0": {"unreadable": 1}, "3": {"unreadable": 1}}
+
+
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("step", [slow_if(each, "unmask") for each in ("advertise", "unmask")])
+def test_a_silent_client_is_waited_for_a_sixth_of_the_deadline(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(flower_engine, "time", clock)
+    monkeypatch.setattr(server, "MaskedEngine", partial(MaskedEngine, clock=clock.monotonic))
+    text = SHORT.replace("wait = 5", "wait = 5\ndeadline = 600")
+    silent: Spoil = lambda reply: None if step_of(reply) == step else reply  # noqa: E731
+    weights = there(text, tmp_path, LoopbackGrid(text, nodes(tmp_path), {BAD: silent}))
+    assert 100 < clock.now < 110
+    assert not differing(here(text, () if step == "unmask" else LOST)[1], weights)
+    assert [each["reason"] for each in events(tmp_path)] == ["not connected, or no answer in time"] * 2
+
+
+@pytest.mark.slow
+def test_a_signed_log_has_the_digests_of_the_words_that_clients_sent(tmp_path: Path) -> None:
+    new_key(tmp_path / "key.pem")
+    text = f'{SHORT}[audit]\nkey = "{tmp_path / "key.pem"}"\n'
+    grid = Watched(text, nodes(tmp_path))
+    there(text, tmp_path, grid)
+    lines = (tmp_path / "there" / "audit.jsonl").read_text().splitlines()
+    (told,) = [entry["updates"] for line in lines if "updates" in (entry := json.loads(line)["entry"])]
+    for _, parcel in grid.heard:
+        for answer in parcel.head.get("answers", []):
+            words = np.frombuffer(parcel.pieces[answer["piece"]], "<u4")
+            inner = 1 + 64 * 4 + 4 + 4 * 10 + 10  # of a hidden layer of 4, and a weight
+            rows = {"0.5+1": words[:inner], "1": words[inner:]}
+            assert told[str(answer["update"][0])] == digest_of({n: rows[n] for n in answer["classes"]})
+    assert len(told) == 6
