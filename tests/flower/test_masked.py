@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,10 @@ from fedtailor.flower.server import serve
 from fedtailor.messages import Refused
 from fedtailor.run.interface import run_config
 from fedtailor.run.setup import prepare_config
-from fedtailor.secure.protocol import digest_of
+from fedtailor.secure.protocol import rows_digest
 from fedtailor.server.loop import run_rounds
 from flower.loopback import LoopbackGrid, Spoil
+from flower.test_same_bits import config_of
 from helpers import Spoiling, differing, final_weights, slow_if
 
 CONFIG = """
@@ -65,6 +67,11 @@ threshold = 2
 """
 SHORT = CONFIG.replace("rounds = 2", "rounds = 1").replace("evaluate_every = 2", "evaluate_every = 1")
 STEPS = ("advertise", "share", "mask", "unmask")
+# Methods that can, with the settings that they need; 3 of 5 clients, a network with channels.
+METHODS = {
+    "depthfl": "", "fedavg": "", "fjord": 'norm = "averaged"', "flanc": "", "scalefl": 'norm = "averaged"',
+    "federated-dropout": 'norm = "averaged"\nmask = "round"', "fedrolex": 'norm = "averaged"\nlabel_rows = false',
+}  # fmt: skip
 BAD, LOST = 0, (0, 3)  # a node, and the clients that it answers for: a third of six, one of each tier
 
 
@@ -127,13 +134,21 @@ class Watched(LoopbackGrid):
         return reply
 
 
-@pytest.mark.parametrize("name", ["heterofl", pytest.param("fedrolex", marks=pytest.mark.slow)])
-def test_same_bits_and_nothing_in_clear(name: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_the_sums_of_the_run_in_process(name: str, tmp_path: Path) -> None:
+    text = config_of(name).replace("[training]", f"{METHODS[name]}\n[training]") + "[secure]\nthreshold = 2\n"
+    weights = there(text, tmp_path, LoopbackGrid(text, nodes(tmp_path)))
+    before, after = here(text)
+    assert not differing(after, weights)
+    assert differing(before, weights)
+
+
+def test_same_bits_and_nothing_in_clear(tmp_path: Path) -> None:
     """Every answer of a client is public keys, sealed shares, words that look like noise, or shares at the end."""
-    text = CONFIG.replace('name = "heterofl"', f'name = "{name}"')
-    grid = Watched(text, nodes(tmp_path))
-    weights = there(text, tmp_path, grid)
-    run_config(make_config(tomllib.loads(text)), tmp_path / "here", on_notice=lambda _: None)
+    grid = Watched(CONFIG, nodes(tmp_path))
+    weights = there(CONFIG, tmp_path, grid)
+    run_config(make_config(tomllib.loads(CONFIG)), tmp_path / "here", on_notice=lambda _: None)
     assert not differing(final_weights(tmp_path / "here"), weights)
     assert row(tmp_path)["privacy"]["rested"] == {}
     assert not events(tmp_path)
@@ -317,5 +332,53 @@ def test_a_signed_log_has_the_digests_of_the_words_that_clients_sent(tmp_path: P
             words = np.frombuffer(parcel.pieces[answer["piece"]], "<u4")
             inner = 1 + 64 * 4 + 4 + 4 * 10 + 10  # of a hidden layer of 4, and a weight
             rows = {"0.5+1": words[:inner], "1": words[inner:]}
-            assert told[str(answer["update"][0])] == digest_of({n: rows[n] for n in answer["classes"]})
+            assert told[str(answer["update"][0])] == rows_digest({n: rows[n] for n in answer["classes"]})
     assert len(told) == 6
+
+
+@pytest.mark.slow
+def test_a_device_with_limits_of_its_own_is_not_taken_in(tmp_path: Path) -> None:
+    """Masks cancel among those who hold the same; the others hold a round without it."""
+    text = SHORT.replace("clients_per_round = 6", "clients_per_round = 4")
+    said = [{"tier": "0.5"}, {"tier": "0.5"}, {"tier": "1"}, {"tier": "1"}, {"macs": "5M"}]
+    devices = {
+        n: {**each, "name": f"device-{n}", "dataset": "digits", "state": str(tmp_path / f"state{n}")}
+        for n, each in enumerate(said)
+    }
+    there(text, tmp_path, LoopbackGrid(text, devices))
+    lines = map(json.loads, (tmp_path / "there" / "events.jsonl").read_text().splitlines())
+    joined = {each["client"] for each in lines if each["event"] == "joined"}
+    assert joined == {f"device-{n}" for n in range(4)}
+    refused = json.loads((tmp_path / "there" / "devices.json").read_text())["refused"]
+    assert "client device-4 has limits of its own" in refused["4"]
+    assert row(tmp_path)["privacy"]["rested"] == {}
+
+
+class Dying(Watched):
+    """A server that is gone when it has all updates of its second round."""
+
+    alive = True
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ends = sum(parcel_of(each.content).head.get("step") == "unmask" for each in self.sent)
+        if self.alive and ends == 3 and parcel_of(messages[0].content).head.get("step") == "unmask":
+            self.alive = False
+            raise ConnectionError
+        return super().push_messages(messages)
+
+
+@pytest.mark.slow
+def test_a_resumed_round_has_new_keys_and_the_same_sums(tmp_path: Path) -> None:
+    grid, config = Dying(CONFIG, nodes(tmp_path)), make_config(tomllib.loads(CONFIG))
+    with pytest.raises(ConnectionError):
+        serve(grid, config, tmp_path / "there")
+    assert len(list(tmp_path.glob("state*/**/secrets-*"))) == 6
+    serve(grid, config, tmp_path / "there")
+    assert not differing(here(CONFIG)[1], final_weights(tmp_path / "there"))
+    told = [
+        each for _, parcel in grid.heard for each in parcel.head.get("told", {}).values() if "keys" in each
+    ]
+    keys = [key for each in told for key in each["keys"]]
+    assert len(keys) == len(set(keys)) == 3 * 6 * 2  # rounds, clients, keys of each
+    assert not list(tmp_path.glob("state*/**/secrets-*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,13 @@ def test_the_self_masks_of_a_class_that_too_few_have_sent_stay_secret(fleet: Fle
 
 def test_what_clients_send_is_read_strictly(fleet: Fleet) -> None:
     received, plan = fleet.share(), fleet.terms.plan
-    with pytest.raises(FedtailorError, match="31 bytes instead of 32"):
-        keys_of([fleet.keys["0"][0], fleet.keys["0"][1][:-2]])
+    for odd, why in ((b64encode(bytes(31)).decode(), "31 bytes instead of 32"), ("ü", "no text of bytes"),
+                     (b64encode(bytes(32)).decode(), "nothing secret can be agreed on")):  # fmt: skip
+        with pytest.raises(FedtailorError, match=why):
+            keys_of([fleet.keys["0"][0], odd])
     own = {to: received[int(to)]["0"] for to in fleet.keys}
     assert shares_of_sender(own, 0, plan, range(6)).keys() == set(range(6))
-    for odd in ({**own, "1": own["1"][:-2]}, {n: own[n] for n in "012"}, {**own, "-1": own["1"]}, "all"):
+    for odd in ({**own, "1": own["1"][:-4]}, {n: own[n] for n in "012"}, {**own, "-1": own["1"]}, "all"):
         with pytest.raises(FedtailorError, match="secure: "):
             shares_of_sender(odd, 0, plan, range(6))
     for client in range(6):

@@ -97,7 +97,7 @@ def test_sums_are_exactly_those_of_the_quantised_updates(name, lost, monkeypatch
             assert torch.allclose(state.weights[name], value, atol=2e-6), name
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fjord", "federated-dropout"])
+@pytest.mark.parametrize("name", ["fedavg", "fjord", "federated-dropout", "fiarse"])
 def test_other_methods_and_weights_by_examples(name, monkeypatch):
     watched = Watched(monkeypatch)
     settings = {"mask": "round"} if name == "federated-dropout" else {}

@@ -133,6 +133,7 @@ class Device:
 
     def introduce(self, _parcel: Parcel) -> Parcel:
         """Who answers here, with how many examples, on what kind of device."""
+        self.masking.forget(self._folder().glob("client-*"))
         return Parcel({**self._said(), "model": state_key(self.model)})
 
     def _said(self) -> Head:

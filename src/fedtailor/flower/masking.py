@@ -10,7 +10,7 @@ leaves. The configuration that came with the app decides: what a server says oth
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,6 +84,11 @@ class Masking:
                 told[str(client)] = {"error": str(error)}
         return Parcel({"told": told})
 
+    def forget(self, folders: Iterable[Path]) -> None:
+        """Remove secrets of rounds that were never brought to their end."""
+        for folder in folders:
+            Safe(folder, self.patience).clear(older=self.patience)
+
     def _safe(self, client: int) -> Safe:
         return Safe(self.folder_of(client), self.patience)
 
@@ -118,9 +123,8 @@ class Masking:
 
     def _unmask(self, client: int, head: Head) -> Head:
         held = self._taken(client, head.get("round"))  # and never put back
-        return {
-            "opening": opening_value(held.participant.unmask([int(each) for each in head.get("sent") or []]))
-        }
+        sent = [int(each) for each in head.get("sent") or []]
+        return {"opening": opening_value(held.participant.unmask(sent))}
 
     def begin_update(self, head: Head) -> Held:
         """Take the secrets out for an update, before the client trains; what is not asked under masks is refused."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ class Coverage:
             held[name] = bits
         return cls(tiers, held)
 
-    @property
+    @cached_property
     def classes(self) -> dict[str, int]:
         """Name and bits of every class; coordinates that nobody holds are in none."""
         found = sorted({int(each) for bits in self.held.values() for each in bits.unique()} - {0})

@@ -5,6 +5,7 @@ What another machine sent is read strictly: lengths, and who speaks of whom. Any
 
 from __future__ import annotations
 
+import binascii
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -12,9 +13,8 @@ from typing import Any, TypeVar
 from fedtailor.errors import FedtailorError
 from fedtailor.secure.protocol import Keys, Opening, Participant, Plan, expected_opening
 from fedtailor.secure.shamir import SECRET_BYTES, SHARE_BYTES
-from fedtailor.secure.streams import SEAL_BYTES, Pair
+from fedtailor.secure.streams import SEAL_BYTES, Pair, check_public
 
-HEX = re.compile(r"([0-9a-f]{2})*")
 NUMBER = re.compile(r"\d{1,9}")
 T = TypeVar("T")
 Value = dict[str, Any]
@@ -22,7 +22,7 @@ Value = dict[str, Any]
 
 def keys_value(keys: Keys) -> list[str]:
     """Public keys."""
-    return [keys.sealing.hex(), keys.masking.hex()]
+    return [_text(keys.sealing), _text(keys.masking)]
 
 
 def keys_of(value: object) -> Keys:
@@ -30,12 +30,14 @@ def keys_of(value: object) -> Keys:
     if not isinstance(value, list) or len(value) != 2:
         raise FedtailorError(f"secure: keys = {value!r:.80}: expected two of them")
     sealing, masking = (_bytes(each, SECRET_BYTES, "a key") for each in value)
+    check_public(sealing)
+    check_public(masking)
     return Keys(sealing, masking)
 
 
 def texts_value(texts: Mapping[int, bytes]) -> dict[str, str]:
     """Something for, or of, each of several clients."""
-    return {str(client): text.hex() for client, text in texts.items()}
+    return {str(client): _text(text) for client, text in texts.items()}
 
 
 def shares_of_sender(value: object, sender: int, plan: Plan, peers: Collection[int]) -> dict[int, bytes]:
@@ -55,7 +57,7 @@ def texts_of(value: object) -> dict[int, bytes]:
 def opening_value(opening: Opening) -> Value:
     """What a client says at the end."""
     selves = {
-        str(peer): {label: share.hex() for label, share in own.items()}
+        str(peer): {label: _text(share) for label, share in own.items()}
         for peer, own in opening.selves.items()
     }
     return {"selves": selves, "keys": texts_value(opening.keys)}
@@ -84,9 +86,9 @@ def participant_value(of: Participant) -> Value:
     """A client's secrets, and how far it has come. For its own disk alone."""
     return {
         "client": of.client,
-        "sealing": of.sealing.private.hex(),
-        "masking": of.masking.private.hex(),
-        "selves": {label: secret.hex() for label, secret in of.selves.items()},
+        "sealing": _text(of.sealing.private),
+        "masking": _text(of.masking.private),
+        "selves": {label: _text(secret) for label, secret in of.selves.items()},
         "peers": {str(peer): keys_value(keys) for peer, keys in of.peers.items()},
         "received": texts_value(of.received),
     }
@@ -97,9 +99,9 @@ def participant_of(value: Mapping[str, Any], plan: Plan) -> Participant:
     return Participant(
         int(value["client"]),
         plan,
-        Pair.of(bytes.fromhex(value["sealing"])),
-        Pair.of(bytes.fromhex(value["masking"])),
-        {label: bytes.fromhex(secret) for label, secret in value["selves"].items()},
+        Pair.of(_bytes(value["sealing"], SECRET_BYTES, "a key")),
+        Pair.of(_bytes(value["masking"], SECRET_BYTES, "a key")),
+        {label: _bytes(secret, SECRET_BYTES, "a secret") for label, secret in value["selves"].items()},
         table_of(value["peers"], keys_of),
         texts_of(value["received"]),
     )
@@ -114,9 +116,17 @@ def table_of(value: object, read: Callable[[object], T]) -> dict[int, T]:
     return {int(key): read(each) for key, each in value.items()}
 
 
+def _text(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
 def _bytes(value: object, length: int | None, what: str) -> bytes:
-    if not isinstance(value, str) or not HEX.fullmatch(value):
+    try:
+        found = binascii.a2b_base64(value, strict_mode=True) if isinstance(value, str) else None
+    except (binascii.Error, ValueError):  # ValueError: letters that are not ASCII
+        found = None
+    if found is None:
         raise FedtailorError(f"secure: {what} is no text of bytes")
-    if length is not None and len(value) != 2 * length:
-        raise FedtailorError(f"secure: {what} has {len(value) // 2} bytes instead of {length}")
-    return bytes.fromhex(value)
+    if length is not None and len(found) != length:
+        raise FedtailorError(f"secure: {what} has {len(found)} bytes instead of {length}")
+    return found

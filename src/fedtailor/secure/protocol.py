@@ -223,7 +223,7 @@ class Participant:
         )
 
 
-def digest_of(rows: Mapping[str, Words]) -> str:
+def rows_digest(rows: Mapping[str, Words]) -> str:
     """SHA-256 of rows under masks, with the names of their classes."""
     found = hashlib.sha256()
     for label in sorted(rows):

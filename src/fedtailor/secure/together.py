@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Task, Update
 from fedtailor.method import Method
-from fedtailor.secure.protocol import Collector, Participant, Plan, Sums, digest_of, needed
+from fedtailor.secure.protocol import Collector, Participant, Plan, Sums, needed, rows_digest
 from fedtailor.secure.streams import Words
 from fedtailor.secure.terms import Terms
 
@@ -49,7 +49,7 @@ class Together:
             return {}  # nobody can take off the masks: all classes rest
         masked = {client: clients[client].masked(arrived[client], words[client]) for client in alive}
         openings = {client: clients[client].unmask(alive) for client in alive}
-        self.digests = {client: digest_of(rows) for client, rows in masked.items()}
+        self.digests = {client: rows_digest(rows) for client, rows in masked.items()}
         sealed = sum(len(text) for each in shares.values() for text in each.values())
         rows = sum(each.nbytes for own in masked.values() for each in own.values())
         opened = sum(each.nbytes for each in openings.values())

@@ -24,7 +24,7 @@ from fedtailor.engines.protocol import Answer
 from fedtailor.errors import FedtailorError, one_line
 from fedtailor.messages import Measure, Refused, Task, Update
 from fedtailor.secure.plain import keys_of, keys_value, opening_of, shares_of_sender, texts_value
-from fedtailor.secure.protocol import Collector, Keys, Plan, Sums, digest_of, needed
+from fedtailor.secure.protocol import Collector, Keys, Plan, Sums, needed, rows_digest
 from fedtailor.secure.streams import Words
 from fedtailor.secure.terms import Terms
 
@@ -65,9 +65,7 @@ class MaskedEngine:
     sent_bytes: int = 0
     terms: Terms | None = None
     keys: dict[int, Keys] = field(default_factory=dict)
-    shares: dict[int, dict[int, bytes]] = field(
-        default_factory=dict
-    )  # the cohort: what each has sealed for all
+    shares: dict[int, dict[int, bytes]] = field(default_factory=dict)  # the cohort: what each sealed for whom
     rows: dict[int, dict[str, Words]] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
 
@@ -87,15 +85,16 @@ class MaskedEngine:
         if self.terms is None or any(task.action != "train" for task in tasks):
             raise FedtailorError("[secure]: clients are asked for their updates alone, in rounds under masks")
         terms, end = self.terms, self.clock() + (1 - SHORT) * self.inner.post.patience
+        self.inner.ledger.tier_of |= {task.client.id: task.client.tier for task in tasks}
         alone = f"secure: fewer than secure.threshold = {terms.plan.threshold} clients hold its classes"
-        out = dict.fromkeys({task.client.id for task in tasks} - set(terms.plan.cohort), alone)
+        out = {task.client.id: alone for task in tasks if task.client.id not in terms.plan.cohort}
+        for client in out:
+            self._note(client, "advertise", alone)
         yield from self._agree(terms, [task.client.id for task in tasks if task.client.id not in out], out)
         here = {task.client.id: task for task in tasks if task.client.id in self.shares}
         for task in tasks:
             if task.client.id not in here:
-                yield Refused(
-                    task.client.id, task.round, "no-answer", out.get(task.client.id, "secure: too few")
-                )
+                yield Refused(task.client.id, task.round, "no-answer", out[task.client.id])
         yield from self._train(terms, here, end)
 
     def _agree(self, terms: Terms, clients: Sequence[int], out: dict[int, str]) -> Iterator[None]:
@@ -160,7 +159,7 @@ class MaskedEngine:
         for _ in self._ask(unmask, sent, {"round": plan.name, "sent": sent}):
             pass
         masked = {client: self.rows[client] for client in sent}
-        self.digests = {client: digest_of(rows) for client, rows in masked.items()}
+        self.digests = {client: rows_digest(rows) for client, rows in masked.items()}
         self.sent_bytes += sum(each.nbytes for own in masked.values() for each in own.values())
         self.sent_bytes += sum(each.nbytes for each in unmask.found.values())
         try:
