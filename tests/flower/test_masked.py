@@ -28,7 +28,7 @@ from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
 from fedtailor.engines.in_process import InProcess
 from fedtailor.flower import server
 from fedtailor.flower.server import serve
-from fedtailor.messages import Refused
+from fedtailor.messages import Refused, Update
 from fedtailor.run.interface import run_config
 from fedtailor.run.setup import prepare_config
 from fedtailor.secure.protocol import rows_digest
@@ -87,12 +87,18 @@ def there(text: str, tmp_path: Path, grid: LoopbackGrid) -> dict[str, Tensor]:
     return final_weights(tmp_path / "there")
 
 
-def here(text: str, lost: tuple[int, ...] = ()) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights before and after the run in process, in which some clients are never heard."""
+def here(
+    text: str, lost: tuple[int, ...] = (), since: int = 0
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights before and after the run in process, in which some clients are not heard any more since a round."""
+
+    def silent(update: Update) -> Update | Refused:
+        return update if update.round < since else Refused(update.client, update.round, "no-answer")
+
     setup = prepare_config(make_config(tomllib.loads(text)), lambda _: None).guarded(None, 0)
     engine: Any = InProcess(setup.method, setup.model, setup.data)
     for client in lost:
-        engine = Spoiling(engine, client, lambda update: Refused(update.client, update.round, "no-answer"))
+        engine = Spoiling(engine, client, silent)
     end = run_rounds(setup, engine, lambda _record, _at: None)
     return setup.start.state.weights, end.state.weights
 

@@ -21,10 +21,10 @@ from fedtailor.errors import FedtailorError
 from fedtailor.flower.masking import Masking
 from fedtailor.messages import Refused, Update
 from fedtailor.privacy.sums import Piece
+from fedtailor.secure.charter import Charter
 from fedtailor.secure.plain import keys_of, opening_of, shares_of_sender
 from fedtailor.secure.protocol import Plan
 from fedtailor.secure.settings import SecureSettings
-from fedtailor.secure.terms import Terms
 from fedtailor.storage.wire import DecodeError
 from helpers import mlp_model, task_for
 
@@ -32,24 +32,24 @@ CLASSES = {"0.5+1": [0, 1, 2, 3, 4, 5], "1": [3, 4, 5]}
 SETTINGS = SecureSettings(threshold=2)
 
 
-def terms(threshold: int = 2) -> Terms:
+def charter(threshold: int = 2) -> Charter:
     piece = Piece(Cut.everything(), frozenset({"weight"}))
     plan = Plan("", CLASSES, threshold)
-    return Terms(plan, ["0.5", "1"], [piece, piece], {"0.5+1": 3, "1": 2}, 1.0, 1).named(0)
+    return Charter(plan, ["0.5", "1"], [piece, piece], {"0.5+1": 3, "1": 2}, 1.0, 1).named(0)
 
 
 class Fleet:
     """Six clients, and a server that asks them one step after the other."""
 
     def __init__(self, folder: Path) -> None:
-        self.terms = terms()
+        self.charter = charter()
         self.clients = {n: Masking(SETTINGS, 60.0, lambda n: folder / f"client{n}") for n in range(6)}
-        told = [self.ask(n, "advertise", terms=self.terms.value()) for n in self.clients]
+        told = [self.ask(n, "advertise", charter=self.charter.value()) for n in self.clients]
         self.keys = {str(n): each["keys"] for n, each in enumerate(told)}
 
     def ask(self, client: int, step: str, **question: Any) -> Any:
         """What a client tells; heads have travelled as JSON."""
-        head = {"step": step, "clients": [client], "round": self.terms.plan.name, **question}
+        head = {"step": step, "clients": [client], "round": self.charter.plan.name, **question}
         return self.clients[client].answer(Parcel(json.loads(json.dumps(head)))).head["told"][str(client)]
 
     def share(self) -> dict[int, dict[str, str]]:
@@ -59,13 +59,13 @@ class Fleet:
 
     def update(self, client: int, received: dict[str, str], classes: list[str], action: str = "train") -> Any:
         """Ask for an update."""
-        asked = {"round": self.terms.plan.name, "shares": received, "classes": classes}
+        asked = {"round": self.charter.plan.name, "shares": received, "classes": classes}
         return self.clients[client].begin_update({"client": [client], "action": action, "masked": asked})
 
     def mask(self, client: int, received: dict[str, str], classes: list[str]) -> dict[str, Any]:
         """The step without training: words of zeros under masks."""
         held = self.update(client, received, classes)
-        rows = {label: np.zeros(self.terms.lengths[label], np.uint32) for label in classes}
+        rows = {label: np.zeros(self.charter.lengths[label], np.uint32) for label in classes}
         found = held.participant.rows(rows)
         held.put_back()
         return found
@@ -76,11 +76,14 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
 
 
-def test_a_client_refuses_terms_that_are_not_its_own(fleet: Fleet) -> None:
-    lower = {**terms().value(), "classes": {"0.5+1": [0, 1], "1": [3]}}
-    assert "not named by its terms" in fleet.ask(0, "advertise", terms=lower)["error"]
-    assert "expected 2, as in the configuration" in fleet.ask(0, "advertise", terms=terms(3).value())["error"]
-    assert "no terms of a round" in fleet.ask(0, "advertise", terms={"name": "round"})["error"]
+def test_a_client_refuses_a_charter_that_is_not_that_of_its_configuration(fleet: Fleet) -> None:
+    lower = {**charter().value(), "classes": {"0.5+1": [0, 1], "1": [3]}}
+    assert "not named by its charter" in fleet.ask(0, "advertise", charter=lower)["error"]
+    assert (
+        "expected 2, as in the configuration"
+        in fleet.ask(0, "advertise", charter=charter(3).value())["error"]
+    )
+    assert "no charter of a round" in fleet.ask(0, "advertise", charter={"name": "round"})["error"]
 
 
 def test_a_client_refuses_two_with_one_key_and_a_list_without_its_own(fleet: Fleet) -> None:
@@ -132,7 +135,7 @@ def test_the_self_masks_of_a_class_that_too_few_have_sent_stay_secret(fleet: Fle
 
 
 def test_what_clients_send_is_read_strictly(fleet: Fleet) -> None:
-    received, plan = fleet.share(), fleet.terms.plan
+    received, plan = fleet.share(), fleet.charter.plan
     for odd, why in ((b64encode(bytes(31)).decode(), "31 bytes instead of 32"), ("ü", "no text of bytes"),
                      (b64encode(bytes(32)).decode(), "nothing secret can be agreed on")):  # fmt: skip
         with pytest.raises(FedtailorError, match=why):

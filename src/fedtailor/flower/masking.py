@@ -20,6 +20,7 @@ from fedtailor.engines.flower.safe import Safe
 from fedtailor.errors import FedtailorError, unknown
 from fedtailor.messages import Task, Update
 from fedtailor.method import Method
+from fedtailor.secure.charter import Charter
 from fedtailor.secure.plain import (
     keys_of,
     keys_value,
@@ -33,32 +34,36 @@ from fedtailor.secure.plain import (
 from fedtailor.secure.protocol import Participant
 from fedtailor.secure.settings import SecureSettings
 from fedtailor.secure.streams import Words, check_installed
-from fedtailor.secure.terms import Terms
 
 
 @dataclass(frozen=True)
-class Held:
-    """A client's part in a round, out of its safe."""
+class Secrets:
+    """A client's secrets and how far it has come in a round, out of its safe."""
 
     safe: Safe
-    terms: Terms
+    charter: Charter
     participant: Participant
     labels: tuple[str, ...] = ()  # the classes that it is asked for
 
     def rows(self, task: Task, update: Update, method: Method, model: ElasticModel) -> dict[str, Words]:
         """Its update under masks, class by class; the secrets are back in the safe before it leaves."""
-        words = self.terms.words(task, update, method, model)
-        asked = {label: words[label] for label in self.labels}
-        if any(len(row) != self.terms.lengths[label] for label, row in asked.items()):
+        words = self.charter.words(task, update, method, model)
+        sizes = {label: len(words[label]) if label in words else 0 for label in self.labels}
+        if any(size != self.charter.lengths.get(label) for label, size in sizes.items()):
             raise FedtailorError("secure: classes have other sizes here: is the code of the same version?")
-        rows = self.participant.rows(asked)
+        rows = self.participant.rows({label: words[label] for label in self.labels})
         self.put_back()
         return rows
 
+    @property
+    def content(self) -> bytes:
+        """All of it, as it lies in the safe."""
+        value = {"charter": self.charter.value(), "participant": participant_value(self.participant)}
+        return json.dumps(value).encode()
+
     def put_back(self) -> None:
         """Keep it for the next message."""
-        value = {"terms": self.terms.value(), "participant": participant_value(self.participant)}
-        self.safe.put(self.terms.plan.name, json.dumps(value).encode())
+        self.safe.put(self.charter.plan.name, self.content)
 
 
 @dataclass(frozen=True)
@@ -93,16 +98,15 @@ class Masking:
         return Safe(self.folder_of(client), self.patience)
 
     def _advertise(self, client: int, head: Head) -> Head:
-        terms = Terms.of(head.get("terms") or {}, self.settings)
-        safe, participant = self._safe(client), Participant(client, terms.plan)
-        value = {"terms": terms.value(), "participant": participant_value(participant)}
-        if not safe.begin(terms.plan.name, json.dumps(value).encode()):
+        charter = Charter.of(head.get("charter") or {}, self.settings)
+        fresh = Secrets(self._safe(client), charter, Participant(client, charter.plan))
+        if not fresh.safe.begin(charter.plan.name, fresh.content):
             raise FedtailorError(
                 "secure: the server asks twice for keys; the client has given those of this round"
             )
-        return {"keys": keys_value(participant.advertise())}
+        return {"keys": keys_value(fresh.participant.advertise())}
 
-    def _taken(self, client: int, round_name: object) -> Held:
+    def _taken(self, client: int, round_name: object) -> Secrets:
         safe = self._safe(client)
         content = safe.take(str(round_name))
         if content is None:
@@ -110,8 +114,8 @@ class Masking:
                 "secure: the client has no secrets of this round (any more); it takes no part"
             )
         value = json.loads(content)
-        terms = Terms.of(value["terms"], self.settings)
-        return Held(safe, terms, participant_of(value["participant"], terms.plan))
+        charter = Charter.of(value["charter"], self.settings)
+        return Secrets(safe, charter, participant_of(value["participant"], charter.plan))
 
     def _share(self, client: int, head: Head) -> Head:
         held = self._taken(client, head.get("round"))
@@ -126,7 +130,7 @@ class Masking:
         sent = [int(each) for each in head.get("sent") or []]
         return {"opening": opening_value(held.participant.unmask(sent))}
 
-    def begin_update(self, head: Head) -> Held:
+    def begin_update(self, head: Head) -> Secrets:
         """Take the secrets out for an update, before the client trains; what is not asked under masks is refused."""
         asked = head.get("masked")
         if not isinstance(asked, dict) or head.get("action") != "train":

@@ -1,6 +1,6 @@
 """A round under masks: every client's answer goes through the protocol, and the merge is given sums alone.
 
-before   the terms of the round are fixed, and those who hold the secrets begin
+before   the charter of the round is fixed, and those who hold the secrets begin
 answers  of clients that mask what they send (on Flower), or in clear (in a simulation, which plays both sides)
 release  sums, class by class → means → what each tier's piece is from now on
 """
@@ -15,15 +15,13 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.fleet import Tier
 from fedtailor.messages import ServerState, Task, Update
 from fedtailor.method import Method
-from fedtailor.privacy.guard import piece_of, pieces_of
+from fedtailor.privacy.guard import KEPT_METRIC, piece_of, pieces_of
 from fedtailor.privacy.sums import Piece
+from fedtailor.secure.charter import Charter
 from fedtailor.secure.coverage import Coverage
 from fedtailor.secure.protocol import Sums
 from fedtailor.secure.settings import SecureSettings
-from fedtailor.secure.terms import Terms
 from fedtailor.seeds import Seeds
-
-KEPT_METRIC = "examples"  # what the server knows of its clients anyway, to count their work
 
 
 @runtime_checkable
@@ -33,11 +31,11 @@ class Parties(Protocol):
     sent_bytes: int  # by all clients in the last round
     digests: dict[int, str]  # of what each client has sent under masks
 
-    def begin(self, terms: Terms) -> None:
-        """A round by these terms is about to be held."""
+    def begin(self, charter: Charter) -> None:
+        """A round by this charter is about to be held."""
         ...
 
-    def sums(self, terms: Terms, tasks: Sequence[Task], updates: Sequence[Update]) -> Sums:
+    def sums(self, charter: Charter, tasks: Sequence[Task], updates: Sequence[Update]) -> Sums:
         """Of every class in which enough of those with an update have sent, the sum."""
         ...
 
@@ -52,7 +50,7 @@ class Aggregation:
     settings: SecureSettings
     seeds: Seeds
     parties: Parties
-    terms: Terms | None = None  # of the last try of a round
+    charter: Charter | None = None  # of the last try of a round
     rested: dict[str, int] = field(
         default_factory=dict
     )  # classes that rested in the last round: who was there
@@ -73,25 +71,27 @@ class Aggregation:
         return self.parties.digests
 
     def begin(self, state: ServerState, tasks: Sequence[Task]) -> None:
-        """Fix the terms of a try, before anybody is asked."""
+        """Fix the charter of a try, before anybody is asked."""
         pieces = pieces_of(self.method, self.model, self.tiers, state, self.seeds)
         coverage = self._coverage(state, pieces)
-        self.terms = Terms.new(state.round, coverage, pieces, tasks, self.settings, self._most_weight(tasks))
-        self.parties.begin(self.terms)
+        self.charter = Charter.new(
+            state.round, coverage, pieces, tasks, self.settings, self._most_weight(tasks)
+        )
+        self.parties.begin(self.charter)
 
     def release(self, state: ServerState, tasks: Sequence[Task], updates: Sequence[Update]) -> list[Update]:
         """What the merge is given in the place of clients' answers: for every tier, its piece after this round."""
-        assert self.terms is not None  # a round that is released was begun
-        coverage = self._coverage(state, self.terms.pieces)
+        assert self.charter is not None  # a round that is released was begun
+        coverage = self._coverage(state, self.charter.pieces)
         after = {name: state.weights[name].double().cpu() for name in coverage.held}
-        summed = self.parties.sums(self.terms, tasks, updates)
+        summed = self.parties.sums(self.charter, tasks, updates)
         self.rested = _resting(coverage, tasks, summed)
         for label, (total, senders) in summed.items():
-            coverage.put_back(after, label, self.terms.scale(label).mean(total, len(senders)))
+            coverage.put_back(after, label, self.charter.scale(label).mean(total, len(senders)))
         whole = {**state.weights, **{name: value.to(state.weights[name]) for name, value in after.items()}}
         return [
             Update(number, state.round, state.round, piece_of(self.model, whole, piece), 1.0)
-            for number, piece in enumerate(self.terms.pieces)
+            for number, piece in enumerate(self.charter.pieces)
         ]
 
     def _coverage(self, state: ServerState, pieces: Sequence[Piece]) -> Coverage:

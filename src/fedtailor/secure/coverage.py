@@ -89,7 +89,7 @@ class Coverage:
         return [tier for number, tier in enumerate(self.tiers) if bits >> number & 1]
 
     def rows(self, values: Mapping[str, Tensor], tier: str) -> dict[str, Row]:
-        """Full-size values as a row for each class of a tier: tensors by name, coordinates in their order."""
+        """Values as a row for each class of a tier: tensors by name, coordinates in their order."""
         place = list(self.tiers).index(tier)
         found = {}
         for label, bits in self.classes.items():

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Task, Update
 from fedtailor.method import Method
+from fedtailor.secure.charter import Charter
 from fedtailor.secure.protocol import Collector, Participant, Plan, Sums, needed, rows_digest
 from fedtailor.secure.streams import Words
-from fedtailor.secure.terms import Terms
 
 
 @dataclass
@@ -25,18 +25,18 @@ class Together:
     sent_bytes: int = 0
     digests: dict[int, str] = field(default_factory=dict)
 
-    def begin(self, _terms: Terms) -> None:
+    def begin(self, _charter: Charter) -> None:
         """Nothing is agreed on before answers are there."""
         self.sent_bytes, self.digests = 0, {}
 
-    def sums(self, terms: Terms, tasks: Sequence[Task], updates: Sequence[Update]) -> Sums:
+    def sums(self, charter: Charter, tasks: Sequence[Task], updates: Sequence[Update]) -> Sums:
         """Of every class with enough clients the sum of their words."""
         asked = {task.client.id: task for task in tasks}
         words = {
-            update.client: terms.words(asked[update.client], update, self.method, self.model)
+            update.client: charter.words(asked[update.client], update, self.method, self.model)
             for update in updates
         }
-        return self.summed(terms.plan, words) if terms.plan.classes else {}
+        return self.summed(charter.plan, words) if charter.plan.classes else {}
 
     def summed(self, plan: Plan, words: Mapping[int, Mapping[str, Words]]) -> Sums:
         """All four steps; clients that have no words have dropped out after they shared their keys."""

@@ -11,16 +11,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
-from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.apps import client as honest
 from fedtailor.flower.apps import server
 from flower.test_bad_nodes import longer, nan, with_values
 
-__all__ = ["APP", "DEADLINE", "FORGETTING", "HOW", "client", "server"]
+__all__ = ["APP", "DEADLINE", "HOW", "client", "server"]
 APP = "from flower.link.spoiled import client, server\n\n__all__ = ['client', 'server']\n"
 HOW = "FEDTAILOR_TEST_NODE"  # the variable that says how
 DEADLINE = 100.0  # seconds of a round; a late node sleeps a little longer over its second task
-FORGETTING = "forgetting"  # the name of a run in which a forgetful node loses its secrets before every task
 client = ClientApp()
 
 
@@ -30,8 +28,7 @@ client = ClientApp()
 def answer(message: Message, context: Context) -> Message:
     """What an honest node would answer, spoiled."""
     how, round = os.environ.get(HOW, ""), message.metadata.group_id
-    forgets = how == "forgetful" and config_of(context.run_config).name == FORGETTING
-    if forgets and "tasks" in parcel_of(message.content).head:
+    if how == "forgetful" and round == "2" and "tasks" in parcel_of(message.content).head:
         for file in Path(str(context.node_config["state"])).rglob("secrets-*"):
             file.unlink()
     reply = honest(message, context)

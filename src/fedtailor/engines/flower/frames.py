@@ -20,7 +20,7 @@ from fedtailor.engines.protocol import Answer
 from fedtailor.engines.values import masked_cut, task_of, task_value
 from fedtailor.errors import one_line
 from fedtailor.messages import Refused, Task, Update, kept_elsewhere, version_of
-from fedtailor.secure.aggregation import KEPT_METRIC
+from fedtailor.privacy.guard import KEPT_METRIC
 from fedtailor.secure.streams import Words
 from fedtailor.storage.fingerprint import shapes
 from fedtailor.storage.patch_frames import LeasedFrame, decode_patch, encode_levels, encode_patch

@@ -23,10 +23,10 @@ from fedtailor.engines.flower.post import Failed, Head, Parcel
 from fedtailor.engines.protocol import Answer
 from fedtailor.errors import FedtailorError, one_line
 from fedtailor.messages import Measure, Refused, Task, Update
+from fedtailor.secure.charter import Charter
 from fedtailor.secure.plain import keys_of, keys_value, opening_of, shares_of_sender, texts_value
 from fedtailor.secure.protocol import Collector, Keys, Plan, Sums, needed, rows_digest
 from fedtailor.secure.streams import Words
-from fedtailor.secure.terms import Terms
 
 SHORT = 1 / 6  # of a round's time: the longest that advertising, sharing and unmasking take, each of them
 REFUSED = "secure refused"  # the event
@@ -63,15 +63,15 @@ class MaskedEngine:
     inner: FlowerEngine
     clock: Callable[[], float] = time.monotonic
     sent_bytes: int = 0
-    terms: Terms | None = None
+    charter: Charter | None = None
     keys: dict[int, Keys] = field(default_factory=dict)
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict)  # the cohort: what each sealed for whom
     rows: dict[int, dict[str, Words]] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
 
-    def begin(self, terms: Terms) -> None:
-        """The next tasks are a round by these terms."""
-        self.terms, self.keys, self.shares, self.rows = terms, {}, {}, {}
+    def begin(self, charter: Charter) -> None:
+        """The next tasks are a round by this charter."""
+        self.charter, self.keys, self.shares, self.rows = charter, {}, {}, {}
         self.sent_bytes, self.digests = 0, {}
 
     def measure(
@@ -82,26 +82,26 @@ class MaskedEngine:
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """The first three steps; of every client a result, and None when nothing has come for a moment."""
-        if self.terms is None or any(task.action != "train" for task in tasks):
+        if self.charter is None or any(task.action != "train" for task in tasks):
             raise FedtailorError("[secure]: clients are asked for their updates alone, in rounds under masks")
-        terms, end = self.terms, self.clock() + (1 - SHORT) * self.inner.post.patience
+        charter, end = self.charter, self.clock() + (1 - SHORT) * self.inner.post.patience
         self.inner.ledger.tier_of |= {task.client.id: task.client.tier for task in tasks}
-        alone = f"secure: fewer than secure.threshold = {terms.plan.threshold} clients hold its classes"
-        out = {task.client.id: alone for task in tasks if task.client.id not in terms.plan.cohort}
+        alone = f"secure: fewer than secure.threshold = {charter.plan.threshold} clients hold its classes"
+        out = {task.client.id: alone for task in tasks if task.client.id not in charter.plan.cohort}
         for client in out:
             self._note(client, "advertise", alone)
-        yield from self._agree(terms, [task.client.id for task in tasks if task.client.id not in out], out)
+        yield from self._agree(charter, [task.client.id for task in tasks if task.client.id not in out], out)
         here = {task.client.id: task for task in tasks if task.client.id in self.shares}
         for task in tasks:
             if task.client.id not in here:
                 yield Refused(task.client.id, task.round, "no-answer", out[task.client.id])
-        yield from self._train(terms, here, end)
+        yield from self._train(charter, here, end)
 
-    def _agree(self, terms: Terms, clients: Sequence[int], out: dict[int, str]) -> Iterator[None]:
+    def _agree(self, charter: Charter, clients: Sequence[int], out: dict[int, str]) -> Iterator[None]:
         """Keys, then shares; those with both are the cohort. ``out``: who is not in it, and why."""
-        plan = terms.plan
+        plan = charter.plan
         advertise = Step("advertise", lambda _, told: keys_of(told.get("keys")))
-        yield from self._ask(advertise, clients, {"terms": terms.value()})
+        yield from self._ask(advertise, clients, {"charter": charter.value()})
         keys = advertise.found
         share = Step("share", lambda client, told: shares_of_sender(told.get("shares"), client, plan, keys))
         if plan.enough(keys):
@@ -120,10 +120,10 @@ class MaskedEngine:
         out |= {client: reason for client in clients if client not in out}
         self.inner.note(REFUSED, {"step": "share", "reason": reason})
 
-    def _train(self, terms: Terms, tasks: Mapping[int, Task], end: float) -> Iterator[Answer | None]:
+    def _train(self, charter: Charter, tasks: Mapping[int, Task], end: float) -> Iterator[Answer | None]:
         """The third step: the tasks themselves, until there is time for the fourth alone."""
-        lengths = {client: _asked_of(client, terms, self.shares) for client in tasks}
-        beside = {client: self._beside(client, terms.plan, sorted(lengths[client])) for client in tasks}
+        lengths = {client: _asked_of(client, charter, self.shares) for client in tasks}
+        beside = {client: self._beside(client, charter.plan, sorted(lengths[client])) for client in tasks}
 
         def read(
             head: object, pieces: Mapping[str, bytes], of: Mapping[int, Task], _model: ElasticModel
@@ -150,9 +150,9 @@ class MaskedEngine:
         received = texts_value({sender: each[client] for sender, each in self.shares.items()})
         return {"masked": {"round": plan.name, "shares": received, "classes": labels}}
 
-    def sums(self, terms: Terms, _tasks: Sequence[Task], updates: Sequence[Update]) -> Sums:
+    def sums(self, charter: Charter, _tasks: Sequence[Task], updates: Sequence[Update]) -> Sums:
         """The fourth step, with those whose answers count; the sums that come of it, or none."""
-        plan, sent = terms.plan, sorted(update.client for update in updates)
+        plan, sent = charter.plan, sorted(update.client for update in updates)
         if not sent or len(sent) < needed(len(self.keys)):
             return {}  # nobody would answer: all classes rest
         unmask = Step("unmask", lambda _, told: opening_of(told.get("opening"), plan, self.shares, sent))
@@ -192,7 +192,7 @@ class MaskedEngine:
         self.inner.note(REFUSED, {"client": self.inner.roster.name(client), "step": step, "reason": reason})
 
 
-def _asked_of(client: int, terms: Terms, cohort: Mapping[int, object]) -> dict[str, int]:
+def _asked_of(client: int, charter: Charter, cohort: Mapping[int, object]) -> dict[str, int]:
     """The classes that a client is asked for, and how many words each has."""
-    wanted = terms.plan.enough(cohort)
-    return {label: terms.lengths[label] for label in terms.plan.labels(client) if label in wanted}
+    wanted = charter.plan.enough(cohort)
+    return {label: charter.lengths[label] for label in charter.plan.labels(client) if label in wanted}

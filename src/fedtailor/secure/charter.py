@@ -1,8 +1,8 @@
-"""What is public about a round before anybody trains: who is in which class, which piece each tier holds, how
-differences become whole numbers. A client works out its words by the same terms wherever it runs.
+"""The charter of a round: what is public before anybody trains. Who is in which class, which piece each tier holds, how
+differences become whole numbers. A client works out its words by it, wherever it runs.
 
-The name of a round holds the digest of all its terms, and masks are derived from the name: clients that are told
-different terms make masks that do not cancel.
+The name of a round holds the digest of its charter, and masks are derived from the name: clients that are told
+different ones make masks that do not cancel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedtailor.secure.streams import Words
 
 
 @dataclass(frozen=True)
-class Terms:
+class Charter:
     """Of one try of a round."""
 
     plan: Plan
@@ -41,7 +41,7 @@ class Terms:
 
     @classmethod
     def new(cls, round: int, coverage: Coverage, pieces: Sequence[Piece], tasks: Sequence[Task],
-            settings: SecureSettings, most: int) -> Terms:  # fmt: skip
+            settings: SecureSettings, most: int) -> Charter:  # fmt: skip
         """Of a round that is about to be held; one that is repeated is another."""
         tier_of = {task.client.id: task.client.tier for task in tasks}
         members = {
@@ -53,8 +53,8 @@ class Terms:
         plan = Plan("", enough, settings.threshold)
         return cls(plan, coverage.tiers, pieces, lengths, settings.range, most).named(round)
 
-    def named(self, round: int) -> Terms:
-        """The same under a name that nobody uses twice, and that holds their digest."""
+    def named(self, round: int) -> Charter:
+        """The same under a name that nobody uses twice, and that holds its digest."""
         name = f"round {round} {_digest(self.value())} {secrets.token_hex(16)}"
         return replace(self, plan=replace(self.plan, name=name))
 
@@ -72,8 +72,8 @@ class Terms:
         }
 
     @classmethod
-    def of(cls, value: Mapping[str, Any], settings: SecureSettings) -> Terms:
-        """The terms that a server has sent, if they are those of the client's own configuration."""
+    def of(cls, value: Mapping[str, Any], settings: SecureSettings) -> Charter:
+        """What a server has sent, if it goes by the client's own configuration."""
         try:
             plan = Plan(
                 str(value["name"]),
@@ -86,9 +86,9 @@ class Terms:
                 plan, list(value["tiers"]), pieces, lengths, float(value["range"]), int(value["most"])
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FedtailorError(f"secure: no terms of a round: {error!r}") from None
+            raise FedtailorError(f"secure: no charter of a round: {error!r}") from None
         if plan.name.split(" ")[2:3] != [_digest(value)]:
-            raise FedtailorError("secure: the round is not named by its terms; the client takes no part")
+            raise FedtailorError("secure: the round is not named by its charter; the client takes no part")
         require(plan.threshold == settings.threshold > 0, "secure.threshold", plan.threshold,
                 f"{settings.threshold}, as in the configuration of this client")  # fmt: skip
         require(found.range == settings.range, "secure.range", found.range, f"{settings.range}, as here")
