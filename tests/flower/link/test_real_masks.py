@@ -18,7 +18,7 @@ from fedtailor.flower.submit import submit
 from flower.link.real import parts, there
 from flower.link.spoiled import APP, HOW
 from flower.link.warm import warm_processes
-from flower.test_masked import CONFIG, here
+from flower.masked.runs import CONFIG, here
 from helpers import differing, final_weights
 
 pytestmark = pytest.mark.slow

@@ -1,106 +1,31 @@
-"""Rounds under masks on Flower: the sums of the run in process, of updates that nobody but their clients has seen."""
+"""Clients that fall out under masks, servers that ask twice, lost secrets: the sum is right, or there is none."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tomllib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from scipy import stats
-from torch import Tensor
 
 pytest.importorskip("flwr", reason="the extra fedtailor[flower] is not installed")
 pytest.importorskip("cryptography", reason="the extra fedtailor[secure] is not installed")
 
 from flwr.app import Message
 
-from fedtailor.audit.keys import new_key
 from fedtailor.config import make_config
 from fedtailor.engines.flower import engine as flower_engine
 from fedtailor.engines.flower.masked import MaskedEngine
 from fedtailor.engines.flower.post import Parcel, content_of, parcel_of
-from fedtailor.engines.in_process import InProcess
 from fedtailor.flower import server
 from fedtailor.flower.server import serve
-from fedtailor.messages import Refused, Update
-from fedtailor.run.interface import run_config
-from fedtailor.run.setup import prepare_config
-from fedtailor.secure.protocol import rows_digest
-from fedtailor.server.loop import run_rounds
 from flower.loopback import LoopbackGrid, Spoil
-from flower.test_same_bits import config_of
-from helpers import Spoiling, differing, final_weights, slow_if
+from flower.masked.runs import BAD, CONFIG, LOST, SHORT, Watched, events, here, nodes, row, there
+from helpers import differing, final_weights, slow_if
 
-CONFIG = """
-name = "masked"
-seed = 3
-rounds = 2
-clients_per_round = 6
-evaluate_every = 2
-[data]
-dataset = "digits"
-clients = 6
-limit = 120
-test_limit = 50
-validation = 0
-[model]
-name = "mlp"
-hidden = [8]
-[fleet]
-name = "uniform-2"
-[method]
-name = "heterofl"
-label_rows = false
-[training]
-batch_size = 8
-[engine]
-workers = 0
-wait = 5
-[secure]
-threshold = 2
-"""
-SHORT = CONFIG.replace("rounds = 2", "rounds = 1").replace("evaluate_every = 2", "evaluate_every = 1")
 STEPS = ("advertise", "share", "mask", "unmask")
-# Methods that can, with the settings that they need; 3 of 5 clients, a network with channels.
-METHODS = {
-    "depthfl": "", "fedavg": "", "fjord": 'norm = "averaged"', "flanc": "", "scalefl": 'norm = "averaged"',
-    "federated-dropout": 'norm = "averaged"\nmask = "round"', "fedrolex": 'norm = "averaged"\nlabel_rows = false',
-}  # fmt: skip
-BAD, LOST = 0, (0, 3)  # a node, and the clients that it answers for: a third of six, one of each tier
-
-
-def nodes(tmp_path: Path) -> dict[int, dict[str, Any]]:
-    return {
-        n: {"partition-id": n, "num-partitions": 3, "state": str(tmp_path / f"state{n}")} for n in range(3)
-    }
-
-
-def there(text: str, tmp_path: Path, grid: LoopbackGrid) -> dict[str, Tensor]:
-    """The weights after the run on Flower."""
-    serve(grid, make_config(tomllib.loads(text)), tmp_path / "there")
-    return final_weights(tmp_path / "there")
-
-
-def here(
-    text: str, lost: tuple[int, ...] = (), since: int = 0
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights before and after the run in process, in which some clients are not heard any more since a round."""
-
-    def silent(update: Update) -> Update | Refused:
-        return update if update.round < since else Refused(update.client, update.round, "no-answer")
-
-    setup = prepare_config(make_config(tomllib.loads(text)), lambda _: None).guarded(None, 0)
-    engine: Any = InProcess(setup.method, setup.model, setup.data)
-    for client in lost:
-        engine = Spoiling(engine, client, silent)
-    end = run_rounds(setup, engine, lambda _record, _at: None)
-    return setup.start.state.weights, end.state.weights
 
 
 def step_of(reply: Message) -> str:
@@ -120,61 +45,6 @@ def broken(step: str) -> Spoil:
         return reply
 
     return spoil
-
-
-def events(tmp_path: Path) -> list[dict[str, Any]]:
-    lines = (tmp_path / "there" / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == "secure refused"]
-
-
-def row(tmp_path: Path) -> dict[str, Any]:
-    return json.loads((tmp_path / "there" / "metrics.jsonl").read_text().splitlines()[-1])
-
-
-class Watched(LoopbackGrid):
-    """A grid that remembers what nodes answered."""
-
-    def delivered(self, message: Message, node: int) -> Message:
-        reply = super().delivered(message, node)
-        self.heard = [*getattr(self, "heard", []), (node, parcel_of(reply.content))]
-        return reply
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_the_sums_of_the_run_in_process(name: str, tmp_path: Path) -> None:
-    text = config_of(name).replace("[training]", f"{METHODS[name]}\n[training]") + "[secure]\nthreshold = 2\n"
-    weights = there(text, tmp_path, LoopbackGrid(text, nodes(tmp_path)))
-    before, after = here(text)
-    assert not differing(after, weights)
-    assert differing(before, weights)
-
-
-def test_same_bits_and_nothing_in_clear(tmp_path: Path) -> None:
-    """Every answer of a client is public keys, sealed shares, words that look like noise, or shares at the end."""
-    grid = Watched(CONFIG, nodes(tmp_path))
-    weights = there(CONFIG, tmp_path, grid)
-    run_config(make_config(tomllib.loads(CONFIG)), tmp_path / "here", on_notice=lambda _: None)
-    assert not differing(final_weights(tmp_path / "here"), weights)
-    assert row(tmp_path)["privacy"]["rested"] == {}
-    assert not events(tmp_path)
-    answers = [(node, parcel) for node, parcel in grid.heard if "clients" not in parcel.head or parcel.pieces]
-    assert len(answers) == 2 * 4 * 3  # rounds, steps, nodes
-    for node, parcel in answers:
-        for told in parcel.head.get("told", {}).values():
-            assert set(told) <= {"keys", "shares", "opening"}
-        for answer in parcel.head.get("answers", []):
-            assert set(answer["metrics"]) <= {"examples"}
-            assert "weight" not in answer
-        for frame in parcel.pieces.values():
-            assert len(frame) <= 4 * (
-                sum(value.numel() for value in weights.values()) + 4
-            )  # a weight for each class
-            seen = np.bincount(np.frombuffer(frame, np.uint8), minlength=256)
-            assert stats.chisquare(seen).pvalue > 1e-6, (
-                node
-            )  # of a plain row, first bytes are nearly all alike
-    assert not list(tmp_path.glob("state*/**/secrets-*"))
 
 
 @pytest.mark.parametrize("step", [slow_if(each, "advertise", "mask") for each in STEPS])
@@ -323,41 +193,6 @@ def test_a_silent_client_is_waited_for_a_sixth_of_the_deadline(
     assert 100 < clock.now < 110
     assert not differing(here(text, () if step == "unmask" else LOST)[1], weights)
     assert [each["reason"] for each in events(tmp_path)] == ["not connected, or no answer in time"] * 2
-
-
-@pytest.mark.slow
-def test_a_signed_log_has_the_digests_of_the_words_that_clients_sent(tmp_path: Path) -> None:
-    new_key(tmp_path / "key.pem")
-    text = f'{SHORT}[audit]\nkey = "{tmp_path / "key.pem"}"\n'
-    grid = Watched(text, nodes(tmp_path))
-    there(text, tmp_path, grid)
-    lines = (tmp_path / "there" / "audit.jsonl").read_text().splitlines()
-    (told,) = [entry["updates"] for line in lines if "updates" in (entry := json.loads(line)["entry"])]
-    for _, parcel in grid.heard:
-        for answer in parcel.head.get("answers", []):
-            words = np.frombuffer(parcel.pieces[answer["piece"]], "<u4")
-            inner = 1 + 64 * 4 + 4 + 4 * 10 + 10  # of a hidden layer of 4, and a weight
-            rows = {"0.5+1": words[:inner], "1": words[inner:]}
-            assert told[str(answer["update"][0])] == rows_digest({n: rows[n] for n in answer["classes"]})
-    assert len(told) == 6
-
-
-@pytest.mark.slow
-def test_a_device_with_limits_of_its_own_is_not_taken_in(tmp_path: Path) -> None:
-    """Masks cancel among those who hold the same; the others hold a round without it."""
-    text = SHORT.replace("clients_per_round = 6", "clients_per_round = 4")
-    said = [{"tier": "0.5"}, {"tier": "0.5"}, {"tier": "1"}, {"tier": "1"}, {"macs": "5M"}]
-    devices = {
-        n: {**each, "name": f"device-{n}", "dataset": "digits", "state": str(tmp_path / f"state{n}")}
-        for n, each in enumerate(said)
-    }
-    there(text, tmp_path, LoopbackGrid(text, devices))
-    lines = map(json.loads, (tmp_path / "there" / "events.jsonl").read_text().splitlines())
-    joined = {each["client"] for each in lines if each["event"] == "joined"}
-    assert joined == {f"device-{n}" for n in range(4)}
-    refused = json.loads((tmp_path / "there" / "devices.json").read_text())["refused"]
-    assert "client device-4 has limits of its own" in refused["4"]
-    assert row(tmp_path)["privacy"]["rested"] == {}
 
 
 class Dying(Watched):
