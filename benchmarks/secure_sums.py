@@ -34,10 +34,7 @@ def measured(clients: int, parameters: int, lost: int) -> tuple[float, float, fl
     of_server = time.perf_counter() - began
     assert np.array_equal(total, sum(words[client].astype(np.uint64) for client in alive))
     sealed = sum(map(len, shares[0].values()))
-    opened = sum(
-        len(text) for text in (*openings[alive[0]].selves.values(), *openings[alive[0]].keys.values())
-    )
-    sent = 64 + sealed + opened + masked[alive[0]]["all"].nbytes
+    sent = 64 + sealed + openings[alive[0]].nbytes + masked[alive[0]]["all"].nbytes
     return of_clients, of_server, sent / (4 * parameters)
 
 

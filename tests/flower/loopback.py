@@ -37,15 +37,19 @@ class LoopbackGrid:
             numbers.append(number)
             self.sent.append(message)
             node = message.metadata.dst_node_id
-            context = Context(
-                run_id=1, node_id=node, node_config=self.nodes[node], state=RecordDict(),
-                run_config={"config": self.config},
-            )  # fmt: skip
-            reply = client(message, context)
+            reply = self.delivered(message, node)
             changed = self.spoil[node](reply) if node in self.spoil else reply
             if changed is not None:
                 self.replies[number] = changed
         return numbers
+
+    def delivered(self, message: Message, node: int) -> Message:
+        """What a node answers."""
+        context = Context(
+            run_id=1, node_id=node, node_config=self.nodes[node], state=RecordDict(),
+            run_config={"config": self.config},
+        )  # fmt: skip
+        return client(message, context)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.replies.pop(number) for number in list(message_ids) if number in self.replies]

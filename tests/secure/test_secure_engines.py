@@ -11,7 +11,8 @@ from helpers import differing, final_weights
 
 
 @pytest.mark.slow
-def test_one_process_and_workers_give_the_same_weights(tmp_path):
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex"])  # nested pieces, and windows that roll
+def test_one_process_and_workers_give_the_same_weights(method, tmp_path):
     for workers in (0, 2):
         config = make_config(
             {
@@ -19,7 +20,7 @@ def test_one_process_and_workers_give_the_same_weights(tmp_path):
                 "data": {"dataset": "digits", "clients": 6, "partition": "iid"},
                 "model": {"name": "mlp", "hidden": [8]},
                 "fleet": {"name": "uniform-3"},
-                "method": {"name": "heterofl", "label_rows": False},
+                "method": {"name": method, "label_rows": False},
                 "engine": {"workers": workers},
                 "secure": {"threshold": 2},
             }

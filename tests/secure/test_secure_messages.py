@@ -72,7 +72,7 @@ def test_removing_the_self_masks_alone_leaves_a_row_masked():
     words = np.zeros(40_000, dtype=np.uint32)
     sent = clients[2].masked(arrived[2], {"all": words, "large": words})
     for label, row in sent.items():
-        left = row - streams.mask(clients[2]._own, clients[2].plan.purpose(label), len(row))
+        left = row - streams.mask(clients[2].selves[label], clients[2].plan.purpose(label), len(row))
         assert stats.chisquare(np.bincount(left.view(np.uint8), minlength=256)).pvalue > 1e-5, label
 
 

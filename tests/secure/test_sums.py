@@ -18,12 +18,11 @@ from fedtailor.methods.registry import get_method
 from fedtailor.privacy.guard import pieces_of
 from fedtailor.privacy.settings import PrivacySettings
 from fedtailor.run.setup import check_masked
-from fedtailor.secure import aggregation
-from fedtailor.secure.aggregation import Aggregation
 from fedtailor.secure.coverage import Coverage
-from fedtailor.secure.protocol import Collector
+from fedtailor.secure.protocol import Collector, Plan
 from fedtailor.secure.settings import SecureSettings
 from fedtailor.secure.shamir import secret_of, shares_of
+from fedtailor.secure.together import Together
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings
 from helpers import Spoiling, cnn_model, differing, image_data, mlp_model, setup_of, vector_data
@@ -53,14 +52,14 @@ class Watched:
 
     def __init__(self, monkeypatch):
         self.seen = []
-        summed = Aggregation._summed
+        summed = Together.summed
 
         def watched(this, plan, words):
             found = summed(this, plan, words)
             self.seen.append((plan, {client: dict(own) for client, own in words.items()}, found))
             return found
 
-        monkeypatch.setattr(Aggregation, "_summed", watched)
+        monkeypatch.setattr(Together, "summed", watched)
 
     def check(self):
         assert self.seen
@@ -98,7 +97,7 @@ def test_sums_are_exactly_those_of_the_quantised_updates(name, lost, monkeypatch
             assert torch.allclose(state.weights[name], value, atol=2e-6), name
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fjord", "federated-dropout"])
+@pytest.mark.parametrize("name", ["fedavg", "fjord", "federated-dropout", "fiarse"])
 def test_other_methods_and_weights_by_examples(name, monkeypatch):
     watched = Watched(monkeypatch)
     settings = {"mask": "round"} if name == "federated-dropout" else {}
@@ -142,6 +141,16 @@ def test_bytes_are_hardly_more_than_plain():
     )  # shares do not grow with the network
 
 
+def test_a_signed_log_has_the_digests_of_what_was_sent_under_masks():
+    """They are others in every run, though the models are the same."""
+    setup = replace(secure_setup(), audited=True)
+    (_, first), (_, second) = run(setup), run(setup)
+    told = [records[-1].audit for records in (first, second)]
+    assert told[0]["model"] == told[1]["model"]
+    assert told[0]["updates"].keys() == {str(client) for client in range(9)}
+    assert not set(told[0]["updates"].values()) & set(told[1]["updates"].values())
+
+
 def test_shares_tell_a_secret_from_any_enough_of_them():
     secret = bytes(range(32))
     shares = shares_of(secret, 3, [1, 2, 5, 9])
@@ -174,6 +183,16 @@ def test_what_cannot_be_masked_is_refused(name, settings, sentence):
         secure_setup(name, **settings)
 
 
+def test_on_flower_single_weights_and_scores_in_clear_are_refused(monkeypatch):
+    setup = secure_setup("fiarse", cnn_model(), image_data((6,) * 9), norm="averaged")
+    monkeypatch.setattr(type(setup.data), "remote", True)
+    with pytest.raises(FedtailorError, match="fiarse leaves out single weights"):
+        check_masked(setup)
+    kept = setup.data.with_validation(0.5, setup.seeds, 2)
+    with pytest.raises(FedtailorError, match=r"expected data\.validation = 0"):
+        check_masked(replace(setup, data=kept))
+
+
 def test_privacy_and_masks_together_are_refused():
     settings = RoundSettings(2, 9, 100, secure=SecureSettings(2), privacy=PrivacySettings(clip=1.0))
     with pytest.raises(FedtailorError, match="there is no noise under masks yet"):
@@ -187,6 +206,6 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 
 
 def test_a_collector_without_enough_openings_says_so():
-    plan = aggregation.Plan("round", {"1": [0, 1, 2]}, 2)
+    plan = Plan("round", {"1": [0, 1, 2]}, 2)
     with pytest.raises(FedtailorError, match="0 of 3 clients were there at the end, and 2 are needed"):
         Collector(plan, dict.fromkeys(range(3))).sums({}, [0, 1, 2], {})

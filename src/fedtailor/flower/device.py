@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,19 +31,21 @@ from fedtailor.data.splits import hold_back_for_all
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.levels import Levels
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.flower.frames import answer_head, patch_from, state_key, task_from
+from fedtailor.engines.flower.frames import answer_head, masked_head, patch_from, state_key, task_from
 from fedtailor.engines.flower.memory import Cupboard, get_maps, put_maps
 from fedtailor.engines.flower.post import Head, Parcel
-from fedtailor.engines.protocol import answer_to
+from fedtailor.engines.protocol import Answer, answer_to
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet.roster import LIMITS, Profile
 from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device_file import node_table
-from fedtailor.messages import Measure, Refused
+from fedtailor.flower.masking import Masking, in_clear
+from fedtailor.messages import Measure, Refused, Task, Update
 from fedtailor.method import Method
 from fedtailor.run.choosing import share_for
 from fedtailor.run.setup import pick_device, read_data, torch_threads, trace_model
 from fedtailor.seeds import Seeds
+from fedtailor.server.checking import check_update
 
 STATE = Path("~/.fedtailor/clients")  # what clients keep, if the node does not say otherwise
 
@@ -55,7 +57,10 @@ def respond(parcel: Parcel, run: Table, node: Table) -> Parcel:
     try:
         device = Device(config_of(run), node_table(node), parcel.head)
         with torch_threads(device.config.threads):
-            ways = {"join": device.introduce, "tasks": device.work, "measure": device.score}
+            ways = {
+                "join": device.introduce, "tasks": device.work, "measure": device.score,
+                "secure": device.masking.answer,
+            }  # fmt: skip
             ask = str(parcel.head.get("ask"))
             if ask not in ways:
                 raise unknown("question of a server", ask, ways)
@@ -128,6 +133,7 @@ class Device:
 
     def introduce(self, _parcel: Parcel) -> Parcel:
         """Who answers here, with how many examples, on what kind of device."""
+        self.masking.forget(self._folder().glob("client-*"))
         return Parcel({**self._said(), "model": state_key(self.model)})
 
     def _said(self) -> Head:
@@ -162,6 +168,8 @@ class Device:
 
     def score(self, parcel: Parcel) -> Parcel:
         """How good networks are on the examples that clients here keep back to choose by."""
+        if self.config.secure.active:
+            raise in_clear("scores")
         networks: dict[str, list[Head]] = parcel.head["networks"]
         maps = self._maps(parcel, [head for heads in networks.values() for head in heads])
         if isinstance(maps, Parcel):
@@ -191,19 +199,40 @@ class Device:
     def _one(
         self, head: Head, pieces: Mapping[str, bytes], levels: Levels | None
     ) -> tuple[Head, dict[str, bytes]]:
-        cupboard = Cupboard(self._folder() / f"client-{int(head['client'][0]):08d}")
+        cupboard = Cupboard(self._own_folder(int(head["client"][0])))
         asked = tuple(head["memory"]) or None
         found: dict[str, Tensor] | None = {} if asked is None else cupboard.get(asked)
         task = task_from(head, pieces, levels, found or {})
         if task.action == "validate" and self.data.validation is None:
-            none = Refused(task.client.id, task.round, "no-answer", "keeps no examples back to choose by")
-            return answer_head(none, kept=False, lost=False)
-        answer = answer_to(task, self.method, self._examples(head), self.model)
-        if isinstance(answer, Refused) or not answer.memory or task.action in get_args(Measure):
-            return answer_head(answer, kept=False, lost=found is None)
-        stage = "calibrate" if task.action == "calibrate" else "train"
-        cupboard.put((task.round, stage), answer.memory, int(self.head["keep"]), asked)
-        return answer_head(answer, kept=True, lost=found is None)
+            return answer_head(_unable(task, "keeps no examples back to choose by"), kept=False, lost=False)
+
+        def work() -> tuple[Answer, bool]:
+            answer = answer_to(task, self.method, self._examples(head), self.model)
+            if isinstance(answer, Refused) or not answer.memory or task.action in get_args(Measure):
+                return answer, False
+            stage = "calibrate" if task.action == "calibrate" else "train"
+            cupboard.put((task.round, stage), answer.memory, int(self.head["keep"]), asked)
+            return answer, True
+
+        if self.config.secure.active:
+            return self._masked(head, task, work)
+        answer, kept = work()
+        return answer_head(answer, kept, lost=found is None)
+
+    def _masked(
+        self, head: Head, task: Task, work: Callable[[], tuple[Answer, bool]]
+    ) -> tuple[Head, dict[str, bytes]]:
+        """The same under masks: what the server would refuse is refused here, where it can be seen."""
+        try:
+            held = self.masking.begin_update(head)
+            answer, kept = work()
+            if isinstance(answer, Update):
+                answer = check_update(task, answer, self.model) or answer
+            if isinstance(answer, Update):
+                return masked_head(answer, held.rows(task, answer, self.method, self.model), kept)
+        except FedtailorError as error:
+            answer = _unable(task, str(error))
+        return answer_head(answer, kept=False, lost=False)
 
     def _examples(self, head: Head) -> Examples:
         return self.data.examples_for(self._part(int(head["client"][0])), str(head["action"]))
@@ -212,7 +241,19 @@ class Device:
         """Which part of the data here belongs to a client."""
         return 0 if self.parts is None else client
 
+    @property
+    def masking(self) -> Masking:
+        """The part of clients here in rounds under masks."""
+        return Masking(self.config.secure, self.config.engine.deadline, self._own_folder)
+
+    def _own_folder(self, client: int) -> Path:
+        return self._folder() / f"client-{client:08d}"
+
     def _folder(self) -> Path:
         run = str(self.head.get("run", ""))
         require(run.isalnum(), "run", run, "letters and digits")
         return Path(str(self.node.get("state", STATE))).expanduser() / run
+
+
+def _unable(task: Task, why: str) -> Refused:
+    return Refused(task.client.id, task.round, "no-answer", why)

@@ -24,6 +24,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.cutting.selections import as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.engine import FlowerEngine
+from fedtailor.engines.flower.masked import MaskedEngine
 from fedtailor.engines.flower.post import Post
 from fedtailor.errors import CorruptError, FedtailorError
 from fedtailor.fleet import Fleet
@@ -87,7 +88,9 @@ def serve(
             profile = roster.profiles[client]
             note("joined", {"node": str(node), "client": profile.name, "examples": profile.examples})
         engine.note, engine.moved = note, show
-        return start(setup, origin, follow, journal, engine=engine)
+        return start(
+            setup, origin, follow, journal, engine=MaskedEngine(engine) if config.secure.active else engine
+        )
 
 
 class Shown:
@@ -132,6 +135,8 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
         if roster.split is None or profile.tier is not None or profile.budget is not None:
             placed(profile, fleet)
         if profile.budget is not None:
+            if config.secure.active:
+                raise own_limits(profile.name)
             method = config.built_method
             check_honoured(profile.budget, method.honours, method.name)
             fit(model.costs, profile.budget, method.align, workload=method.workload)
@@ -144,7 +149,15 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
     if settings.evaluate_every == "auto" and not asks:
         settings = replace(settings, evaluate_every=1)  # on the server, while nobody pays for it in energy
     setup = prepare(method, model, data, fleet, settings, Seeds(config.seed))
-    return replace(setup, roster=roster), engine
+    return replace(setup, roster=roster, audited=config.audit.active), engine
+
+
+def own_limits(client: str) -> FedtailorError:
+    """The error for a device whose piece does not follow from its tier, where masks cancel among those of a tier."""
+    return FedtailorError(
+        f"[secure]: client {client} has limits of its own, and who holds what must follow from tiers; expected a tier "
+        "by its name"
+    )
 
 
 def tier_finder(model: ElasticModel, fleet: Fleet, method: Method) -> TierFor:

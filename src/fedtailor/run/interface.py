@@ -40,6 +40,7 @@ from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.making import Learnt, make_setup
 from fedtailor.run.result import Run
 from fedtailor.run.setup import prepare_config, torch_threads
+from fedtailor.secure.aggregation import Parties
 from fedtailor.secure.settings import SecureSettings
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.schedule import in_words
@@ -219,7 +220,8 @@ def start(
     """
     kept = journal or Unsaved(setup.start, setup.settings.stopping.restore_best)
     history, log = list(kept.history), _log(origin, journal)
-    setup = setup.guarded(None if journal is None else journal.folder.path, kept.at.state.round)
+    parties = engine if isinstance(engine, Parties) else None  # clients that hold their own secrets
+    setup = setup.guarded(None if journal is None else journal.folder.path, kept.at.state.round, parties)
 
     def note(record: RoundRecord, at: Checkpoint) -> None:
         with phase("save"):

@@ -36,9 +36,10 @@ def check_secure(
         raise FedtailorError(
             f"[secure]: method.norm = {method.norm!r} asks clients for statistics or scores in clear; expected averaged"
         )
-    if data.remote:
+    if data.remote and data.validation is not None:
         raise FedtailorError(
-            "[secure]: the messages of the protocol do not reach Flower's clients yet; expected a simulation"
+            "[secure]: clients would tell scores on the examples that they keep back, in clear; expected "
+            "data.validation = 0, and nothing that is chosen by scores"
         )
     if fleet.macs_range is not None or fleet.equipment is not None:
         raise FedtailorError(
@@ -52,6 +53,11 @@ def check_secure(
     begun = method.begin(state, model)
     for tier in fleet.tiers:
         lease = method.assign(begun, Client(0, tier.name, tier.budget, 1), model, seeds).lease
+        if data.remote and lease.cut.mask is not None:
+            raise FedtailorError(
+                f"[secure]: {method.name} leaves out single weights, and on Flower tiers are told by channels alone; "
+                "expected another method, granularity = 'channels' where it has that, or a simulation"
+            )
         if lease.partial:
             raise FedtailorError(
                 f"[secure]: clients of {method.name} send the rows of their own labels alone, which tells them; "

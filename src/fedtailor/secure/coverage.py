@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.elasticity.cutting.patch import scatter
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.levels import Survivors
+from fedtailor.elasticity.cutting.names import is_tagged
+from fedtailor.elasticity.cutting.patch import Index, Where, gather, scatter
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.privacy.sums import Piece, whole_or
 
@@ -19,7 +23,11 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which tiers hold each coordinate of every floating-point tensor, as bits; a class is named by its tiers."""
+    """Which tiers hold each coordinate of every floating-point tensor, as bits; a class is named by its tiers.
+
+    The server sees all coordinates (``of``), a client those of its own piece, in tensors of that size (``inside``). In
+    both, the coordinates of a class follow each other in the same order.
+    """
 
     tiers: Sequence[str]
     held: Mapping[str, Tensor]  # int64: bit n is set where tier n holds a coordinate
@@ -44,7 +52,30 @@ class Coverage:
             held[name] = bits
         return cls(tiers, held)
 
-    @property
+    @classmethod
+    def inside(
+        cls,
+        own: int,
+        values: Mapping[str, Tensor],
+        pieces: Sequence[Piece],
+        tiers: Sequence[str],
+        model: ElasticModel,
+    ) -> Coverage:
+        """Of the values that a client of this tier holds: no tensor is larger than these."""
+        tables = [model.table(piece.cut) for piece in pieces]
+        held = {}
+        for name in sorted(name for name in pieces[own].names if values[name].is_floating_point()):
+            value = values[name]
+            full = tuple(value.shape) if is_tagged(name) else model.shape(name, Cut.everything())
+            bits = torch.zeros(value.shape, dtype=torch.int64)
+            for number, piece in enumerate(pieces):
+                if name in piece.names:
+                    places = [whole_or(tables[each].get(name), value) for each in (own, number)]
+                    bits |= held_there(places[0], places[1], full).long() << number
+            held[name] = bits
+        return cls(tiers, held)
+
+    @cached_property
     def classes(self) -> dict[str, int]:
         """Name and bits of every class; coordinates that nobody holds are in none."""
         found = sorted({int(each) for bits in self.held.values() for each in bits.unique()} - {0})
@@ -58,7 +89,7 @@ class Coverage:
         return [tier for number, tier in enumerate(self.tiers) if bits >> number & 1]
 
     def rows(self, values: Mapping[str, Tensor], tier: str) -> dict[str, Row]:
-        """Full-size values as a row for each class of a tier: tensors by name, coordinates in their order."""
+        """Values as a row for each class of a tier: tensors by name, coordinates in their order."""
         place = list(self.tiers).index(tier)
         found = {}
         for label, bits in self.classes.items():
@@ -70,6 +101,11 @@ class Coverage:
     def _places(self, bits: int) -> list[tuple[str, Tensor]]:
         return [(name, held == bits) for name, held in self.held.items() if bool((held == bits).any())]
 
+    def words(self, label: str) -> int:
+        """How many words a row of a class has: its coordinates, and the weight."""
+        bits = self.classes[label]
+        return sum(int((held == bits).sum()) for held in self.held.values()) + 1
+
     def put_back(self, values: Mapping[str, Tensor], label: str, row: Row) -> None:
         """Add a row to full-size tensors, in place."""
         start = 0
@@ -79,13 +115,19 @@ class Coverage:
             start += count
 
 
-def at_full_size(
-    steps: Mapping[str, Tensor], weights: Mapping[str, Tensor], table: Mapping[str, object]
-) -> dict[str, Tensor]:
-    """A client's differences at their places in tensors of full size; zero elsewhere."""
-    found = {}
-    for name, step in steps.items():
-        full = torch.zeros(weights[name].shape, dtype=torch.float64)
-        scatter(full, whole_or(table.get(name), full), step)  # type: ignore[arg-type]
-        found[name] = full
+def held_there(own: Where, other: Where, full: Sequence[int]) -> Tensor:
+    """Which coordinates at one place of a tensor lie at another too: true or false, in the shape of the former."""
+    if isinstance(own, Survivors) or isinstance(other, Survivors):
+        whole = torch.zeros(tuple(full), dtype=torch.bool)
+        scatter(whole, other, torch.tensor(True))
+        return gather(whole, own)
+    found = torch.ones((), dtype=torch.bool)
+    for mine, theirs, length in zip(own, other, full, strict=True):
+        found = found.unsqueeze(-1) & _on_axis(mine, theirs, length)
     return found
+
+
+def _on_axis(own: Index, other: Index, length: int) -> Tensor:
+    kept = torch.zeros(length, dtype=torch.bool)
+    kept[other] = True
+    return kept[own]

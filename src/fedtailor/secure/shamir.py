@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from fedtailor.errors import require
 
@@ -38,12 +39,24 @@ def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """The secret, from any ``threshold`` shares: Lagrange's interpolation at 0."""
     require(len(shares) >= threshold, "shares", len(shares), f"at least {threshold}")
     chosen = dict(sorted(shares.items())[:threshold])
-    total = 0
-    for holder, share in chosen.items():
-        above = below = 1
-        for other in chosen:
-            if other != holder:
-                above, below = above * other % PRIME, below * (other - holder) % PRIME
-        total = (total + int.from_bytes(share, "little") * above * pow(below, -1, PRIME)) % PRIME
+    factors = _factors(tuple(chosen))
+    total = sum(
+        int.from_bytes(share, "little") * factor
+        for share, factor in zip(chosen.values(), factors, strict=True)
+    )
+    total %= PRIME
     require(total < 256**SECRET_BYTES, "shares", len(shares), "shares of one secret of 32 bytes")
     return total.to_bytes(SECRET_BYTES, "little")
+
+
+@lru_cache(maxsize=8)
+def _factors(holders: tuple[int, ...]) -> tuple[int, ...]:
+    """By what the share of each is multiplied; a round asks for many secrets from the same holders."""
+    found = []
+    for holder in holders:
+        above = below = 1
+        for other in holders:
+            if other != holder:
+                above, below = above * other % PRIME, below * (other - holder) % PRIME
+        found.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(found)

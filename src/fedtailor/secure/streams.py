@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Words = NDArray[np.uint32]
 NONCE_BYTES = 12
+SEAL_BYTES = NONCE_BYTES + 16  # that sealing adds: the nonce, and the tag of AES-GCM
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,15 @@ def agreed(own: bytes, public: bytes) -> bytes:
     """The secret that two share, from the private key of one and the public key of the other."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-    return _loaded(own).exchange(X25519PublicKey.from_public_bytes(public))
+    try:
+        return _loaded(own).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # a point of small order: everybody could work out what was agreed on
+        raise FedtailorError("secure: a public key with which nothing secret can be agreed on") from None
+
+
+def check_public(public: bytes) -> None:
+    """Refuse a key that no client can agree on anything with: it would keep all of them from taking part."""
+    agreed(secrets.token_bytes(32), public)
 
 
 def _loaded(private: bytes) -> X25519PrivateKey:

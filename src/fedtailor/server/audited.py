@@ -15,8 +15,14 @@ from fedtailor.server.faults import Try
 MERGED, ABANDONED = "merged", "abandoned"
 
 
-def audited(tries: Sequence[Try], state: ServerState) -> dict[str, Any]:
-    """Leases and verdicts of all tries in their order; updates of the last, which was merged, and the new model."""
+def audited(
+    tries: Sequence[Try], state: ServerState, masked: Mapping[int, str] | None = None
+) -> dict[str, Any]:
+    """Leases and verdicts of all tries in their order; updates of the last, which was merged, and the new model.
+
+    ``masked`` are the digests of updates that came under masks.
+    """
+    plain = {update.client: digest_of(update.patch.values) for update in tries[-1].updates if masked is None}
     return {
         "leases": [
             {
@@ -35,7 +41,7 @@ def audited(tries: Sequence[Try], state: ServerState) -> dict[str, Any]:
             for number, tried in enumerate(tries, 1)
             for client, verdict in _verdicts(tried, last=number == len(tries))
         ],
-        "updates": {str(update.client): digest_of(update.patch.values) for update in tries[-1].updates},
+        "updates": {str(client): digest for client, digest in (plain if masked is None else masked).items()},
         "model": digest_of(state.weights),
     }
 

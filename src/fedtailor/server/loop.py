@@ -185,6 +185,8 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
             tasks = [marked(_with_memory(assigned(setup, state, client, now), at)) for client in cohort]
             table, gone = timetable(setup, tasks, now)
         running = [task for task in tasks if task.client.id not in gone]
+        if setup.masks is not None:
+            setup.masks.begin(state, tasks)
         answers = chain(gone.values(), in_phase("train", engine.run(running)))
         with phase("check"):
             updates, refused = check_answers(tasks, answers, model, compare=setup.between is None)

@@ -43,7 +43,7 @@ def round_record(
         reported=_reported(merged),
         method=json.loads(as_text(said)),  # as it will be read back: a tuple becomes a list
         merge=after.state.moments.get(VERDICT, {}),
-        audit=audited(tries, after.state) if setup.audited else None,
+        audit=audited(tries, after.state, _masked(setup)) if setup.audited else None,
         coverage=covered(merged),
         seconds=round(seconds, 4),
         failed=faults.failures(_refusals(tries, evaluation)),
@@ -51,6 +51,10 @@ def round_record(
         privacy=setup.between.spent() if setup.between is not None else {},
     )
     return record if evaluation is None else evaluated(record, evaluation, after.best)
+
+
+def _masked(setup: Setup) -> Mapping[int, str] | None:
+    return None if setup.masks is None else setup.masks.digests
 
 
 def simulated(setup: Setup, tries: Sequence[Try]) -> Simulated | None:

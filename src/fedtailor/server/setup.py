@@ -19,8 +19,9 @@ from fedtailor.privacy.guard import Guard
 from fedtailor.privacy.ledger import Ledger, seeded_key
 from fedtailor.privacy.settings import PrivacySettings
 from fedtailor.privacy.terms import Terms
-from fedtailor.secure.aggregation import Aggregation
+from fedtailor.secure.aggregation import Aggregation, Parties
 from fedtailor.secure.settings import SecureSettings
+from fedtailor.secure.together import Together
 from fedtailor.seeds import Seeds
 from fedtailor.server.schedule import Work
 from fedtailor.server.stopping import Stopping
@@ -151,15 +152,17 @@ class Setup:
         settings = self.settings
         return Terms.of(settings.privacy, names, counts, settings.clients_per_round, settings.rounds)
 
-    def guarded(self, folder: Path | None, released: int) -> Setup:
-        """The same with what [privacy] or [secure] puts before the merge; so many rounds were released before."""
+    def guarded(self, folder: Path | None, released: int, parties: Parties | None = None) -> Setup:
+        """The same with what [privacy] or [secure] puts before the merge; so many rounds were released before.
+
+        ``parties`` are clients that hold their own secrets; without them this process plays all sides.
+        """
         privacy, secure = self.settings.privacy, self.settings.secure
-        if self.roster is not None and (privacy.active or secure.active):
-            raise FedtailorError(
-                "[privacy] and [secure]: on Flower clients come and go; expected a simulation"
-            )
+        if self.roster is not None and privacy.active:
+            raise FedtailorError("[privacy]: on Flower clients come and go; expected a simulation")
         if secure.active:
-            masks = Aggregation(self.method, self.model, self.fleet.tiers, secure, self.seeds)
+            held = parties or Together(self.method, self.model)
+            masks = Aggregation(self.method, self.model, self.fleet.tiers, secure, self.seeds, held)
             return replace(self, masks=masks)
         if not privacy.active:
             return self

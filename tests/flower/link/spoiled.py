@@ -28,6 +28,9 @@ client = ClientApp()
 def answer(message: Message, context: Context) -> Message:
     """What an honest node would answer, spoiled."""
     how, round = os.environ.get(HOW, ""), message.metadata.group_id
+    if how == "forgetful" and round == "2" and "tasks" in parcel_of(message.content).head:
+        for file in Path(str(context.node_config["state"])).rglob("secrets-*"):
+            file.unlink()
     reply = honest(message, context)
     if how == "nan":
         return with_values(nan)(reply) or reply

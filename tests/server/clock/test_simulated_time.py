@@ -19,13 +19,14 @@ from fedtailor.errors import FedtailorError
 from fedtailor.fleet import FleetSettings
 from fedtailor.fleet.devices.table import Device
 from fedtailor.fleet.presets import build_fleet
+from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.methods.registry import get_method
 from fedtailor.server.clock.buffered import check_buffered, moved
 from fedtailor.server.clock.equipping import equipped, plain_trip, widest
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import AsynchronousSettings, RoundSettings
 from fedtailor.storage.checkpoint import decode_checkpoint, encode_checkpoint
-from helpers import cnn_model, differing, image_data, mlp_model, setup_of, timeless, vector_data
+from helpers import Spoiling, cnn_model, differing, image_data, mlp_model, setup_of, timeless, vector_data
 
 LOCAL = LocalTraining(lr=0.1, batch_size=4)
 SIZES = (8, 8, 8, 8, 8, 8)
@@ -36,10 +37,10 @@ def fleet_of(model, method, data, rows, **settings):
 
 
 def simulate(rows, *, name="heterofl", rounds=3, cohort=3, sizes=SIZES, rules=None, at=None, buffer=0, until=None,
-             concurrency=0, staleness=0.5, most_staleness=20, **fleet):  # fmt: skip
+             concurrency=0, staleness=0.5, most_staleness=20, rule="mean", bad=None, **fleet):  # fmt: skip
     composed = name == "flanc"  # it needs a layer between the first and the last
     model, data = (cnn_model(), image_data(sizes)) if composed else (mlp_model(), vector_data(sizes))
-    method = get_method(name)(local=LOCAL)
+    method = get_method(name)(local=LOCAL, merging=MergeSettings(rule))
     nobody_waits = AsynchronousSettings(buffer, concurrency, staleness, most_staleness)
     settings = RoundSettings(rounds, cohort, 100, engine=rules or EngineSettings(), asynchronous=nobody_waits)
     setup = setup_of(method, model, data, fleet_of(model, method, data, rows, **fleet), settings)
@@ -52,10 +53,17 @@ def simulate(rows, *, name="heterofl", rounds=3, cohort=3, sizes=SIZES, rules=No
             raise Stop
 
     try:
-        last = run_rounds(setup, InProcess(method, model, data), end, at)
+        engine = InProcess(method, model, data)
+        last = run_rounds(setup, engine if bad is None else Spoiling(engine, bad, turned), end, at)
     except Stop:
         last = ends[-1]
     return last, records
+
+
+def turned(update):
+    """Weights of the other sign: a step that goes far the other way, and not yet beyond all measure."""
+    values = {name: -2 * value for name, value in update.patch.values.items()}
+    return replace(update, patch=replace(update.patch, values=values))
 
 
 class Stop(Exception):  # noqa: N818  (what happens to the run)
@@ -200,6 +208,26 @@ def test_a_buffer_of_all_without_delay_is_the_synchronous_run_bit_for_bit(name):
     merged, records = simulate(none, name=name, rounds=4, buffer=3)
     assert differing(rounds.state.weights, merged.state.weights) == set()
     assert [record.cohort.merged for record in records] == [3] * 4
+
+
+@pytest.mark.parametrize("rule", ["clip", "median"])
+def test_rules_of_merging_hold_where_nobody_waits(rule):
+    """With a buffer of all they are those of rounds, bit for bit; old answers are compared after they were moved."""
+    none = [{"name": "any", "macs_per_second": float("inf")}]
+    rounds, told = simulate(none, cohort=5, rule=rule, bad=2)
+    merged, also = simulate(none, cohort=5, rule=rule, bad=2, buffer=5)
+    assert differing(rounds.state.weights, merged.state.weights) == set()
+    assert [record.merge for record in told] == [record.merge for record in also]
+    busy = {"rows": [QUICK, SLOW], "cohort": 5, "rounds": 4, "buffer": 4, "concurrency": 6}
+    moved_by_rule = apart(simulate(**busy, rule=rule, bad=2), simulate(**busy, rule=rule))
+    moved_by_mean = apart(simulate(**busy, bad=2), simulate(**busy))
+    assert 0 < moved_by_rule < moved_by_mean / 10
+
+
+def apart(one, other):
+    """How far two runs have come from each other."""
+    pairs = [(one[0].state.weights[name], other[0].state.weights[name]) for name in one[0].state.weights]
+    return sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
 
 
 def test_nobody_waits_for_the_slowest():

@@ -33,6 +33,7 @@ AGAIN = 15.0
 VERSION = 1  # of what heads look like
 MOST_PARTS = 10**6  # of a split: the server counts all of them
 Event = Callable[[str, Mapping[str, object]], None]
+Read = Callable[[object, Mapping[str, bytes], Mapping[int, Task], ElasticModel], Answer]
 
 
 def _lacks_maps(answer: Parcel | Failed) -> bool:
@@ -194,8 +195,13 @@ class FlowerEngine:
         told = [f"node {node}: {reason}" for node, reason in list(self.refused.items())[:3]]
         return f". Refused: {'; '.join(told)}" if told else ""
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
-        """One result per task, as they come; None when nothing has come for a moment."""
+    def run(
+        self, tasks: Sequence[Task], beside: Mapping[int, Head] | None = None, read: Read = answer_from
+    ) -> Iterator[Answer | None]:
+        """One result per task, as they come; None when nothing has come for a moment.
+
+        ``beside`` is what clients are told beside their tasks, and ``read`` reads what they answer.
+        """
         homeless = [task for task in tasks if task.client.id not in self.homes]
         for task in homeless:
             yield Refused(task.client.id, task.round, "no-answer", "its node is not connected")
@@ -203,15 +209,15 @@ class FlowerEngine:
         for task in tasks:
             if task.client.id in self.homes:
                 of_node.setdefault(self.homes[task.client.id], {})[task.client.id] = task
-        waiting = self._send(of_node)
-        for node, answer in self._heard(waiting):
+        waiting = self._send(of_node, beside or {})
+        for node, answer in self.heard(waiting):
             if answer is None:
                 yield None
             elif _lacks_maps(answer):
                 self.known.pop(node, None)  # it has lost what it was sent once
-                waiting |= self._send({node: of_node[node]})
+                waiting |= self._send({node: of_node[node]}, beside or {})
             else:
-                yield from self._answers(node, answer, of_node[node])
+                yield from self._answers(node, answer, of_node[node], read)
 
     def measure(
         self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"
@@ -226,7 +232,7 @@ class FlowerEngine:
         choice = Choice.among(self.roster, self.homes, deployed, self.able)
         waiting = self._ask_scores(choice, choice.of_node)
         end = time.monotonic() + self.post.patience
-        for node, answer in self._heard(waiting):
+        for node, answer in self.heard(waiting):
             if time.monotonic() > end:
                 break
             if answer is not None and _lacks_maps(answer):
@@ -248,7 +254,7 @@ class FlowerEngine:
             self.ledger.sent(list(choice.of_node[node]), parcels[node])
         return self.post.send(parcels, "evaluate", "validate")
 
-    def _heard(self, waiting: dict[str, int]) -> Iterator[tuple[int, Parcel | Failed | None]]:
+    def heard(self, waiting: dict[str, int]) -> Iterator[tuple[int, Parcel | Failed | None]]:
         """Nodes with what they answer, until nobody is waited for; None when nothing has come for a moment."""
         began = looked = time.monotonic()
         while waiting:
@@ -268,6 +274,21 @@ class FlowerEngine:
                         del waiting[number]
                         yield node, Failed("its node left")
 
+    def ask(
+        self, clients: Sequence[int], head: Head, kind: str
+    ) -> tuple[dict[str, int], dict[int, list[int]]]:
+        """Ask nodes something of their own about clients: messages with their nodes, and nodes with their clients."""
+        of_node: dict[int, list[int]] = {}
+        for client in clients:
+            if client in self.homes:
+                of_node.setdefault(self.homes[client], []).append(client)
+        parcels = {
+            node: self._parcel(node, {**head, "clients": here}, {}, {}) for node, here in of_node.items()
+        }
+        for node, here in of_node.items():
+            self.ledger.sent(here, parcels[node])
+        return self.post.send(parcels, "query", kind), of_node
+
     def _parcel(self, node: int, head: Head, pieces: dict[str, bytes], levels: dict[str, bytes]) -> Parcel:
         """A message to a node, with the maps of masks that it has not been sent yet."""
         known = self.known.setdefault(node, set())
@@ -275,7 +296,7 @@ class FlowerEngine:
         known.update(levels)
         return Parcel({**self.common, "version": VERSION, **head}, {**pieces, **new})
 
-    def _send(self, of_node: dict[int, dict[int, Task]]) -> dict[str, int]:
+    def _send(self, of_node: dict[int, dict[int, Task]], beside: Mapping[int, Head]) -> dict[str, int]:
         parcels, action, round = {}, "train", 0
         for node, tasks in of_node.items():
             heads: list[Head] = []
@@ -283,7 +304,7 @@ class FlowerEngine:
             levels: dict[str, bytes] = {}
             for task in tasks.values():
                 head, frame, maps = task_head(task)
-                heads.append(head)
+                heads.append({**head, **beside.get(task.client.id, {})})
                 pieces |= frame
                 levels |= maps
                 action, round = task.action, task.round
@@ -293,7 +314,9 @@ class FlowerEngine:
         kind = {"train": "train", "evaluate": "evaluate", "validate": "evaluate"}.get(action, "query")
         return self.post.send(parcels, kind, str(round + 1))
 
-    def _answers(self, node: int, answer: Parcel | Failed, tasks: dict[int, Task]) -> Iterator[Answer]:
+    def _answers(
+        self, node: int, answer: Parcel | Failed, tasks: dict[int, Task], read: Read
+    ) -> Iterator[Answer]:
         left = dict(tasks)
         if isinstance(answer, Failed):
             answer = Parcel({"error": answer.reason})
@@ -302,7 +325,7 @@ class FlowerEngine:
         problem, said = one_line(str(answer.head.get("error") or "")), answer.head.get("answers")
         for head in said if isinstance(said, list) else []:
             try:
-                found = answer_from(head, answer.pieces, tasks, self.model)
+                found = read(head, answer.pieces, tasks, self.model)
             except DecodeError as error:
                 problem = problem or str(error)
                 continue
