@@ -80,6 +80,9 @@ def test_who_is_far_behind_on_every_tier_is_left_at_one_seed(common, tmp_path):
     results = with_rates(common, tmp_path, heterofl=80.0, flanc=77.5, flado=76.0, tailor=50.0)
     further = {method for method, seed in runs_of(common, results, "fashion-mnist-uniform") if seed > 1}
     assert further == {"heterofl", "flanc", "tailor", "fjord", "fedavg-smallest"}
+    results.add("fashion-mnist-few-strong", "heterofl", 1, figures(80, 80), MADE)
+    few = runs_of(common, results, "fashion-mnist-few-strong")
+    assert {seed for _, seed in few} == {1}  # as long as the first seed of others is not known
     ahead_on_one = {"a": {"1": figures(80, 60)}, "b": {"1": figures(60, 80)}, "c": {"1": figures(60, 60)}}
     assert common.plan.survivors(ahead_on_one) == {"a", "b"}
 

@@ -105,6 +105,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"registry", "dropping", "pruning", "masks"},
         {
             "apfl",
+            "auto",
             "depth",
             "fedavg",
             "federated_dropout",

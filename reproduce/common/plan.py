@@ -128,8 +128,11 @@ def cell(task: str, fleet: str, results: Results) -> Cell:
         for method in able(task, fleet)
         if method in found
     }
-    first = fleet != RATES_FLEET
-    further = survivors(rows(task, fleet, results)) if len(found) == len(able(task, RATES_FLEET)) else ()
+    first, tried = fleet != RATES_FLEET, results.runs(name)
+    # Who goes on is decided once, when all have been tried: rates, and the first seed of this fleet.
+    known = len(found) == len(able(task, RATES_FLEET))
+    known = known and all(FIRST in tried.get(method, {}) for method in methods if first)
+    further = survivors(rows(task, fleet, results)) if known else ()
     config = f"reproduce/common/{task}.toml"
     return Cell(name, config, methods, SEEDS, (), READ, True, first, frozenset(further))
 

@@ -22,7 +22,6 @@ from reproduce.shared.tables import Row, accuracy_table, interval, line, lines, 
 
 NOTHING = "Nothing has been run yet."
 OF_PAPERS = ("fjord", "fjord-plain", "flanc", "flado")  # what the papers' own methods have rows of
-POINTS_AHEAD = 1.5  # what tailor's mean over tiers is to be above the best of these
 
 Cells = dict[tuple[str, str], dict[str, Row]]  # (task, fleet) -> method -> seed -> figures
 

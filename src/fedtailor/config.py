@@ -122,7 +122,7 @@ class RunConfig:
 def build_method(
     table: Settings,
     training: Settings,
-    rounds: int,
+    rounds: int | None,
     server: Settings | None = None,
     merge: Settings | None = None,
 ) -> Method:

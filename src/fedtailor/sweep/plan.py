@@ -241,6 +241,8 @@ def is_same(run: PlannedRun) -> bool:
     there = load_config(run.folder.path / CONFIG)
     if run.config.evaluate_every == "auto":  # what is there has settled it
         there = replace(there, evaluate_every="auto")
+    if run.config.method["name"] == "auto" and "chosen" in run.folder.setup():  # the same
+        there = replace(there, method={"name": "auto", "align": there.built_method.align})
     return _comparable(there) == _comparable(run.config)
 
 

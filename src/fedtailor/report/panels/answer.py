@@ -72,7 +72,7 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         if compared:
             tables.append((f"Differences from {best} {setting}".strip(), compared))
         sentences += [*_unlike(methods), caution]
-    sentences += [*_no_numbers(runs), *_left_out(runs)]
+    sentences += [*_chosen(runs), *_no_numbers(runs), *_left_out(runs)]
     return Panel("answer", "The answer", "\n".join(filter(None, dict.fromkeys(sentences))), tables=tables)
 
 
@@ -96,6 +96,12 @@ def _unlike(methods: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
         f"These runs differ in more than their methods: {told}{more}. They stand side by side, but the best "
         "of them is not the best method."
     ]
+
+
+def _chosen(runs: Runs) -> list[str]:
+    """What ``auto`` took, and why."""
+    found = {run.variant: run.setup.get("chosen", {}).get("why", "") for run in runs}
+    return [f"{variant}: {why}." for variant, why in found.items() if why]
 
 
 def _no_numbers(runs: Runs) -> list[str]:
