@@ -114,7 +114,8 @@ class Tailor(FjORD):
 
             def mean(networks: Callable[[Fraction], Sequence[Fraction]]) -> float:
                 costs = [sum(macs[each] for each in networks(drawn)) for drawn in widths]
-                return sum(map(mul, shares, costs)) / sum(shares)
+                total: float = sum(map(mul, shares, costs))
+                return total / sum(shares)
 
             own = macs[widths[-1]] if budget.macs is None else allowed_macs(model.costs, budget)
             joint = mean(lambda drawn: self._joint(drawn, widths))
