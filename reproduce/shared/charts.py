@@ -51,6 +51,29 @@ def lines(title: str, series: Mapping[str, Points], top: int = 0, dashed: str = 
     return "\n".join(parts)
 
 
+def points(title: str, series: Mapping[str, tuple[float, float]], top: int = 0) -> str:
+    """One dot for each name; those that no other beats in both, less across and more upwards, are filled."""
+    xs, ys = [x for x, _ in series.values()], [y for _, y in series.values()]
+    low, high, left, right = min(ys), max(ys), min(xs), max(xs)
+    parts = [_frame(title, low, high, top)]
+    for step in range(5):
+        x, value = LEFT + (RIGHT - LEFT) * step / 4, left + (right - left) * step / 4
+        parts.append(f'<text x="{x:.0f}" y="{top + 248}" text-anchor="middle">{value:.4g}</text>')
+    for number, (name, (x, y)) in enumerate(series.items()):
+        beaten = any(a <= x and b >= y and (a, b) != (x, y) for a, b in series.values())
+        across = LEFT + (RIGHT - LEFT) * (x - left) / ((right - left) or 1)
+        up = top + 230 - 195 * (y - low) / ((high - low) or 1)
+        colour = COLOURS[number % len(COLOURS)]
+        fill = "white" if beaten else colour
+        parts.append(
+            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="5" fill="{fill}" stroke="{colour}" stroke-width="2"/>'
+        )
+        parts.append(f'<text x="{across + 8:.1f}" y="{up - 6:.1f}" font-size="9">{number + 1}</text>')
+        place = top + 30 + 14 * number
+        parts.append(f'<text x="495" y="{place}" font-size="11" fill="{colour}">{number + 1} {name}</text>')
+    return "\n".join(parts)
+
+
 def bars(title: str, groups: Mapping[str, Mapping[str, float]], top: int = 0) -> str:
     """Bars from zero, side by side in each group; a value that is missing leaves a gap."""
     names = list(dict.fromkeys(name for values in groups.values() for name in values))

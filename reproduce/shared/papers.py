@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtailor.config import load_config
-from fedtailor.errors import FedtailorError
+from fedtailor.errors import FedtailorError, QuorumError
 from fedtailor.run.interface import resume, run_config
 from fedtailor.storage.run_folder import RunFolder
 from fedtailor.sweep.plan import PlannedRun, is_same, make_plan
@@ -38,6 +38,7 @@ class Experiment:
     seeds: int = 1
     settings: tuple[str, ...] = ()
     figures: tuple[Figures, ...] = (ending,)  # what is read from each finished run
+    may_fail: bool = False  # a run whose clients all diverge is a result too: {"failed": why}
 
     def plan(self, runs: Path, workers: Sequence[str] = ()) -> Sequence[PlannedRun]:
         """Its runs, and where they lie. How many ``workers`` there are changes no result."""
@@ -59,7 +60,7 @@ class Variants(Experiment):
     def plan(self, runs: Path, workers: Sequence[str] = ()) -> Sequence[PlannedRun]:
         """Its runs, in the folder of the experiment."""
         planned = []
-        for method, seed, settings in self._every():
+        for method, seed, settings in self.every():
             config = load_config(ROOT / self.config, [*settings, *workers])
             folder = RunFolder(runs / self.name / config.name)
             planned.append(PlannedRun(method, (), seed, "", config, folder))
@@ -68,9 +69,10 @@ class Variants(Experiment):
     def commands(self, runs: Path) -> list[str]:
         """One call for each run."""
         asked = ["--runs", str(runs / self.name)]
-        return [_call("run", self.config, asked, settings) for _, _, settings in self._every()]
+        return [_call("run", self.config, asked, settings) for _, _, settings in self.every()]
 
-    def _every(self) -> Iterator[tuple[str, int, list[str]]]:
+    def every(self) -> Iterator[tuple[str, int, list[str]]]:
+        """Method, seed and settings of each run."""
         for method, own in self.methods.items():
             for seed in range(1, self.seeds + 1):
                 named = (f"seed={seed}", f"name={method}-seed{seed}")
@@ -88,7 +90,8 @@ class Paper:
 
     script: Path  # beside it lie configs and results
     about: str
-    experiments: Sequence[Experiment]
+    # What there is to run; of a script that looks at what came out, asked anew until nothing is left.
+    experiments: Sequence[Experiment] | Callable[[Results], Sequence[Experiment]]
     draw: Callable[[Results, Path], None] | None = None  # into a folder
     runs: str = ""  # the folder below runs/; the paper's own name unless it shares those of another
 
@@ -98,11 +101,15 @@ class Paper:
         elsewhere = options.folder.resolve() if options.folder else None
         results = Results((elsewhere or self.script.parent) / "results.json")
         runs = elsewhere / "runs" if elsewhere else Path("runs") / (self.runs or self.script.parent.name)
-        chosen = [
-            replace(each, settings=(*each.settings, *options.set))
-            for each in self.experiments
-            if each.name in (options.experiments or self._names)
-        ]
+
+        def planned() -> list[Experiment]:
+            return [
+                replace(each, settings=(*each.settings, *options.set))
+                for each in self._experiments(results)
+                if each.name in (options.experiments or self._names)
+            ]
+
+        chosen = planned()
         if options.list:
             print("\n".join(command for each in chosen for command in each.commands(runs)))
             return
@@ -112,7 +119,9 @@ class Paper:
         try:
             if not options.draw:
                 workers = [f"engine.workers={options.workers}"] if options.workers else []
-                self._run(chosen, results, runs, workers, options.seconds)
+                ends = time.monotonic() + options.seconds
+                while self._run(planned(), results, runs, workers, ends) and callable(self.experiments):
+                    pass
         except FedtailorError as error:
             sys.exit(f"error: {error}")
         except KeyboardInterrupt as stop:
@@ -122,7 +131,10 @@ class Paper:
 
     @property
     def _names(self) -> list[str]:
-        return [experiment.name for experiment in self.experiments]
+        return [each.name for each in self._experiments(Results(self.script.parent / "results.json"))]
+
+    def _experiments(self, results: Results) -> Sequence[Experiment]:
+        return self.experiments(results) if callable(self.experiments) else self.experiments
 
     def _tables(self, experiment: Experiment, results: Results, against: str | None) -> Iterator[str]:
         """What is known of an experiment, as its page shows it."""
@@ -135,9 +147,10 @@ class Paper:
             yield from (*difference_table(rows, first), "")
 
     def _run(
-        self, chosen: Sequence[Experiment], results: Results, runs: Path, workers: list[str], seconds: float
-    ) -> None:
-        started = time.monotonic()
+        self, chosen: Sequence[Experiment], results: Results, runs: Path, workers: list[str], ends: float
+    ) -> int:
+        """Run what is not there yet, but start nothing after ``ends``; how many runs that were."""
+        made_now = 0
         for experiment in chosen:
             for run in experiment.plan(ROOT / runs, workers):
                 title, method = (
@@ -146,15 +159,14 @@ class Paper:
                 )
                 if results.has(experiment.name, method, run.seed):
                     print(f"{title}: done before", flush=True)
-                elif time.monotonic() - started < seconds:
+                elif time.monotonic() < ends:
                     begun = time.monotonic()
-                    _finish(run)
-                    figures: Result = {}
-                    for read in experiment.figures:
-                        figures |= read(run.folder)
+                    figures = _outcome(run, experiment)
                     made = {"commands": experiment.commands(runs), "versions": [versions(run.folder)]}
                     results.add(experiment.name, method, run.seed, figures, made)
                     print(f"{title}: {time.monotonic() - begun:.0f} s", flush=True)
+                    made_now += 1
+        return made_now
 
     def _options(self) -> argparse.Namespace:
         parser = argparse.ArgumentParser(
@@ -193,6 +205,20 @@ class Paper:
         if options.set and not options.folder:
             parser.error("--set changes what is reproduced: give it a --folder of its own")
         return options
+
+
+def _outcome(run: PlannedRun, experiment: Experiment) -> Result:
+    """The figures of a run once it has ended, or why it could not."""
+    try:
+        _finish(run)
+    except QuorumError as error:
+        if not experiment.may_fail:
+            raise
+        return {"failed": str(error).partition(".")[0]}
+    figures: Result = {}
+    for read in experiment.figures:
+        figures |= read(run.folder)
+    return figures
 
 
 def _finish(run: PlannedRun) -> None:

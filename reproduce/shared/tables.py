@@ -53,7 +53,7 @@ def accuracy_table(rows: Mapping[str, Row]) -> Iterator[str]:
     """Mean and deviation over the seeds by tier, and what all clients together sent and computed, as Markdown."""
     tiers = tiers_of(rows)
     head = ["", *tiers, "MB", "10^9 MACs", "seeds", "refused"]
-    yield from _lines(head)
+    yield from lines(head)
     for method, row in rows.items():
         cells = [
             _spread([run["accuracy"][tier] for run in row.values() if tier in run["accuracy"]])
@@ -66,7 +66,7 @@ def accuracy_table(rows: Mapping[str, Row]) -> Iterator[str]:
             fmean(run["macs"] for run in row.values()) / 1e9,
         ]
         refused = sum(sum(run.get("refused", {}).values()) for run in row.values())
-        yield _line([f"`{method}`", *cells, *(f"{cost:.0f}" for cost in costs), str(len(row)), str(refused)])
+        yield line([f"`{method}`", *cells, *(f"{cost:.0f}" for cost in costs), str(len(row)), str(refused)])
 
 
 def difference_table(rows: Mapping[str, Row], first: str) -> Iterator[str]:
@@ -75,11 +75,11 @@ def difference_table(rows: Mapping[str, Row], first: str) -> Iterator[str]:
     A star marks what is larger than noise once all differences of the table are judged together (Holm).
     """
     tiers, found = tiers_of(rows), differences(rows, first)
-    yield from _lines([f"minus `{first}`", *tiers])
+    yield from lines([f"minus `{first}`", *tiers])
     for method in rows:
-        cells = [_interval(found[method, tier]) if (method, tier) in found else "" for tier in tiers]
+        cells = [interval(found[method, tier]) if (method, tier) in found else "" for tier in tiers]
         if any(cells):
-            yield _line([f"`{method}`", *cells])
+            yield line([f"`{method}`", *cells])
     seeds = max((each.seeds for each in found.values()), default=1)
     yield ""
     # Accuracies here are in per cent, the sentence expects shares.
@@ -116,15 +116,18 @@ def _spread(values: Sequence[float]) -> str:
     return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def _interval(found: Difference) -> str:
+def interval(found: Difference) -> str:
+    """The mean in points with half of its 95 % interval; a star where it is larger than noise."""
     width = f" ± {found.half_width:.1f}" if found.half_width is not None else ""
     return f"{found.mean:+.1f}{width}{'*' if found.beyond_noise else ''}"
 
 
-def _lines(head: Sequence[str]) -> Iterator[str]:
-    yield _line(head)
+def lines(head: Sequence[str]) -> Iterator[str]:
+    """The head of a table."""
+    yield line(head)
     yield "|" + "---|" * len(head)
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """One row."""
     return "| " + " | ".join(cells) + " |"

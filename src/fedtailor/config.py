@@ -122,7 +122,7 @@ class RunConfig:
 def build_method(
     table: Settings,
     training: Settings,
-    rounds: int,
+    rounds: int | None,
     server: Settings | None = None,
     merge: Settings | None = None,
 ) -> Method:
@@ -136,9 +136,20 @@ def build_method(
             raise unknown(f"setting of method {method.name}", key, known)
     own = {item.name: vars(item.default) for item in dataclasses.fields(method) if item.name in SECTIONS}
     local = validated(LocalTraining, {**own["local"], **training, "rounds": rounds}, "training")
-    stepping = validated(ServerSettings, {**own["server"], **(server or {})}, "server")
+    stepping = validated(ServerSettings, said_over(own["server"], server or {}, "server"), "server")
     merging = validated(MergeSettings, {**own["merging"], **(merge or {})}, "merge")
     return validated(method, {**settings, "local": local, "server": stepping, "merging": merging}, "method")
+
+
+def said_over(own: Settings, said: Settings, section: str) -> dict[str, Any]:
+    """A method's settings of a table with those that are said; another choice is not given what was of the first.
+
+    >>> said_over({"optimiser": "sgd", "momentum": 0.9, "average": 0.5}, {"optimiser": "yogi"}, "server")
+    {'optimiser': 'yogi', 'average': 0.5}
+    """
+    choice, options = CHOICES[section]
+    other = said.get(choice, own[choice]) != own[choice]
+    return {**{key: value for key, value in own.items() if not (other and key in options)}, **said}
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:

@@ -117,7 +117,7 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
 LIKE_OTHERS = (
     "apfl", "flado", "fjord", "flanc", "hetlora", "nefl", "ofa-fl", "scalefl",
     "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "fiarse", "flexlora",
-    "splitmix", "uniprob",
+    "splitmix", "tailor", "uniprob",
 )  # fmt: skip
 
 

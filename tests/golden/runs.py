@@ -58,6 +58,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "scalefl": ("scalefl", {}),
     "splitmix": ("splitmix", {"base": "1/5"}),
+    "tailor": ("tailor", {}),
     "uniprob": ("uniprob", {}),
 }
 NETWORKS = ("norm", "plain")

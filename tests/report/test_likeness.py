@@ -36,6 +36,17 @@ def test_runs_of_other_rounds_are_never_pooled(tmp_path):
     assert "These runs differ in more than their methods: rounds." in found.text
 
 
+def test_what_a_method_brings_along_for_the_server_is_no_difference_beyond_it(tmp_path):
+    for name, method, momentum in (("a", "fjord", 0.0), ("b", "tailor", 0.5), ("c", "heterofl", 0.0)):
+        place = write_run(tmp_path / name, method, 0.9, 1, 3)
+        with (place / "config.toml").open("a") as file:
+            file.write(f"\n[server]\nmomentum = {momentum}\n")
+    assert "differ in more than their methods" not in answer_of(tmp_path).text
+    other = (tmp_path / "c" / "config.toml").read_text().replace("momentum = 0.0\n", "momentum = 0.9\n")
+    (tmp_path / "c" / "config.toml").write_text(other)
+    assert "These runs differ in more than their methods: momentum." in answer_of(tmp_path).text
+
+
 def test_other_networks_under_equal_settings_are_told_apart(tmp_path):
     """As where a model is the user's own file: its config says nothing of what is in it."""
     first, second = (write_run(tmp_path / name, "fjord", 0.9, 1, 3) for name in "ab")

@@ -36,12 +36,14 @@ from fedtailor.engines.flower.memory import Cupboard, get_maps, put_maps
 from fedtailor.engines.flower.post import Head, Parcel
 from fedtailor.engines.protocol import Answer, answer_to
 from fedtailor.errors import FedtailorError, require, unknown
+from fedtailor.fleet.presets import build_fleet
 from fedtailor.fleet.roster import LIMITS, Profile
 from fedtailor.flower.app_folder import config_of
 from fedtailor.flower.device_file import node_table
 from fedtailor.flower.masking import Masking, in_clear
 from fedtailor.messages import Measure, Refused, Task, Update
 from fedtailor.method import Method
+from fedtailor.run.auto.choosing import taken
 from fedtailor.run.choosing import share_for
 from fedtailor.run.setup import pick_device, read_data, torch_threads, trace_model
 from fedtailor.seeds import Seeds
@@ -121,7 +123,8 @@ class Device:
     def method(self) -> Method:
         """The method, knowing the fleet as the server knows it."""
         budgets = [Budget(**limits) for limits in self.head["tiers"]]
-        return self.config.built_method.for_fleet(budgets, self.model)
+        method, _ = taken(self.config.built_method, self.model, lambda: build_fleet(self.config.fleet))
+        return method.for_fleet(budgets, self.model)
 
     @cached_property
     def clients(self) -> dict[str, int]:

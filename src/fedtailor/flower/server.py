@@ -33,6 +33,7 @@ from fedtailor.fleet.roster import Profile, Roster, TierFor, placed
 from fedtailor.flower.remote import RemoteData
 from fedtailor.method import Method
 from fedtailor.record import RoundRecord
+from fedtailor.run.auto.choosing import written
 from fedtailor.run.choosing import share_for
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.interface import OnRound, start
@@ -63,7 +64,7 @@ def serve(
     with torch_threads(config.threads):
         setup, engine = _prepared(grid, config, roster, known["run"])
     # Not to be settled by who is there later.
-    config = replace(config, evaluate_every=setup.settings.evaluate_every)
+    config = written(replace(config, evaluate_every=setup.settings.evaluate_every), setup)
     origin = Origin(config.threads, config)
     with Journal.open(folder) if again else Journal.create(folder, texts_of(setup, origin)) as journal:
         marks = fingerprint_of(setup, origin)

@@ -16,6 +16,7 @@ M = TypeVar("M", bound=type[Method])
 ENTRY_POINTS = "fedtailor.methods"  # where packages offer classes
 
 _METHODS: dict[str, type[Method]] = {}
+_STAND_INS: dict[str, type[Method]] = {}  # names that a run puts a method in the place of: none themselves
 
 
 def register(name: str) -> Callable[[M], M]:
@@ -40,15 +41,27 @@ def register(name: str) -> Callable[[M], M]:
     return add
 
 
+def stand_in(name: str) -> Callable[[M], M]:
+    """Let a name be said where a method's is, of what is replaced by one before a run starts."""
+
+    def add(method: M) -> M:
+        method.name = name
+        _STAND_INS[name] = method
+        return method
+
+    return add
+
+
 def _place(method: type[Method]) -> str:
     return f"{method.__module__}.{method.__qualname__}"
 
 
 def get_method(name: str) -> type[Method]:
     """The method class of a name: registered, offered by a package, or at an import path (``my_file.py:Timid``)."""
-    if name in _METHODS:
-        return _METHODS[name]
-    return _checked(name, find("method", name, _METHODS, ENTRY_POINTS, "my_package.my_module:Timid"))
+    known = {**_STAND_INS, **_METHODS}
+    if name in known:
+        return known[name]
+    return _checked(name, find("method", name, known, ENTRY_POINTS, "my_package.my_module:Timid"))
 
 
 def _checked(name: str, target: Any) -> type[Method]:

@@ -120,6 +120,7 @@ class Known:
         str
     ] = ()  # a sentence for each method that trains none of the widths that tiers may have
     statistics: bool = True  # whether a norm policy changes anything
+    chosen: Sequence[str] = ()  # what ``auto`` took, and why
 
 
 def comparison_tables(
@@ -134,6 +135,7 @@ def comparison_tables(
         yield from _difference_table(results, metric)
     if known.kept_back:
         yield Words(kept_back_in_words(known.kept_back))
+    yield from (Words(f"{sentence}.") for sentence in known.chosen)
 
 
 def kept_back_in_words(count: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from fedtailor.client.local_training import LocalTraining
@@ -48,6 +48,16 @@ def rules_of(config: Settings) -> dict[str, str]:
     }
     # A switch that a method does not have is one that is off.
     return rules | {key: str(method[key]) for key in kept if key in method and method[key] is not False}
+
+
+def brought_along(key: str, told: Mapping[str, str]) -> bool:
+    """Whether a setting of [server] is the default that the run's method has for it; ``told``: settings as text."""
+    table, _, name = key.partition(".")
+    method = told.get("method.name", "")
+    if table != "server" or method not in method_names():
+        return False
+    usual = next(item.default for item in fields(get_method(method)) if item.name == "server")
+    return told.get(key) == str(getattr(usual, name))
 
 
 def has_statistics(setup: Settings) -> bool:

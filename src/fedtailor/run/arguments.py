@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.config import RunConfig, build_method, most_per_round, split_spec, validated
+from fedtailor.config import RunConfig, build_method, most_per_round, said_over, split_spec, validated
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError, require
@@ -101,7 +101,7 @@ def method_with(
         return dataclasses.replace(
             given,
             local=validated(LocalTraining, {**vars(given.local), **local, "rounds": rounds}, "training"),
-            server=validated(ServerSettings, {**vars(given.server), **stepping}, "server"),
+            server=validated(ServerSettings, said_over(vars(given.server), stepping, "server"), "server"),
             merging=validated(MergeSettings, {**vars(given.merging), **merging}, "merge"),
         )
     return build_method(method_table(given), local, rounds, stepping, merging)

@@ -34,6 +34,7 @@ from fedtailor.run.arguments import (
     method_with,
     run_settings,
 )
+from fedtailor.run.auto.choosing import written
 from fedtailor.run.call import called
 from fedtailor.run.choosing import Share
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
@@ -169,6 +170,7 @@ def run_config(
     if config.evaluate_every == "auto" and every != "auto":
         on_notice(in_words(setup.work(), config.rounds, every))
         config = replace(config, evaluate_every=every)  # what is written and resumed is settled
+    config = written(config, setup)
     origin = Origin(config.threads, config)
     with Journal.create(path, texts_of(setup, origin)) as journal:
         journal.begin(fingerprint_of(setup, origin), config.checkpoint, setup.start, setup.device)

@@ -32,6 +32,7 @@ from fedtailor.objective import LearningTask, Objective
 from fedtailor.privacy.checking import check_private
 from fedtailor.privacy.guard import same_for_all
 from fedtailor.run.advice import advice
+from fedtailor.run.auto.choosing import taken
 from fedtailor.run.choosing import share_for
 from fedtailor.run.learning import (
     check_loss,
@@ -132,6 +133,7 @@ def prepare(
     step("checking what each tier is given")
     if not model.learning_task.classes:
         data = dataclasses.replace(data, num_classes=0)
+    method, chosen = taken(method, model, lambda: equipped(fleet, method, model, data))
     fleet = equipped(fleet, method, model, data)
     check(method, model, data, fleet, settings)
     try:
@@ -149,7 +151,7 @@ def prepare(
         check_privacy(setup)
     if settings.secure.active:
         check_masked(setup)
-    return setup
+    return dataclasses.replace(setup, chosen=chosen)
 
 
 def check_rule(setup: Setup) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -96,6 +97,14 @@ class RoundSettings:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What ``auto`` took."""
+
+    method: Mapping[str, Any]  # as [method] of a config
+    why: str  # in a sentence
+
+
+@dataclass(frozen=True)
 class Setup:
     """Who trains what, on which data, how long; ``start`` is the state before the first round."""
 
@@ -110,6 +119,7 @@ class Setup:
     audited: bool = False  # whether records hold what a signed log needs
     guard: Guard | None = None  # of private runs, from their start on
     masks: Aggregation | None = None  # of runs whose updates are summed under masks, the same
+    chosen: Chosen | None = None  # of runs whose method was ``auto``
 
     @classmethod
     def of(

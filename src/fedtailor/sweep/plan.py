@@ -192,19 +192,26 @@ def method_overrides(spec: str, seed: int, common: RunConfig) -> list[str]:
     Where neither the config nor the variant says otherwise, rules are those of any method (``preset=neutral``), so that
     methods are compared and not their presets; ``preset=paper`` takes the method's own.
     """
+    return [
+        *under_rules(spec, common.training),
+        f"seed={seed}",
+        f'name="{plain_name(spec)}-seed{seed}"',
+    ]
+
+
+def under_rules(spec: str, training: Collection[str]) -> list[str]:
+    """A method as config overrides, with the rules that it is compared under; ``training``: what the config says."""
     name, settings = split_spec(spec)
     rules: dict[str, Any] = {}
     if check_preset(settings.pop("preset", "neutral")):
         method = get_method(name)
-        rules = neutral_training(method, common.training)
+        rules = neutral_training(method, training)
         own = {key: as_toml(value) for key, value in neutral_settings(method).items()}
         settings = {**own, **settings}
     pairs = "".join(f", {key} = {_value(value)}" for key, value in settings.items())
     return [
         *(f"training.{key}={as_toml(value)}" for key, value in rules.items()),
         f'method={{name = "{name}"{pairs}}}',
-        f"seed={seed}",
-        f'name="{plain_name(spec)}-seed{seed}"',
     ]
 
 
@@ -234,6 +241,8 @@ def is_same(run: PlannedRun) -> bool:
     there = load_config(run.folder.path / CONFIG)
     if run.config.evaluate_every == "auto":  # what is there has settled it
         there = replace(there, evaluate_every="auto")
+    if run.config.method["name"] == "auto" and "chosen" in run.folder.setup():  # the same
+        there = replace(there, method={"name": "auto", "align": there.built_method.align})
     return _comparable(there) == _comparable(run.config)
 
 

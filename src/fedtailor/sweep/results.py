@@ -50,6 +50,7 @@ def known_from(setups: Mapping[str, Mapping[str, Any]], methods: Mapping[str, Me
         int(first.get("data", {}).get("validation_examples", 0)),
         tuple(filter(None, less)),
         any(has_statistics(setup) for setup in setups.values()),
+        tuple(each["chosen"]["why"] for each in setups.values() if "chosen" in each),
     )
 
 

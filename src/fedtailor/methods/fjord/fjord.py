@@ -141,7 +141,7 @@ class FjORD(Method):
         if self.per_layer:
             student = self._mixed_cut(admissible, generator, model)
         else:
-            width = self._draw(drawable, generator, self._shares(task, model))
+            width = self._draw(drawable, generator, self.shares_for(task, model))
             if beyond is not None and width > largest:
                 return [beyond]
             student = self.cut_at(width, model)
@@ -198,7 +198,8 @@ class FjORD(Method):
 
         return model.once(("shares", self, budget), solve)  # a client's steps all ask the same
 
-    def _shares(self, task: Task, model: ElasticModel) -> Sequence[float]:
+    def shares_for(self, task: Task, model: ElasticModel) -> Sequence[float]:
+        """D_P for a client; none: all alike."""
         budget = task.client.budget
         return self.shares_at(budget, model) if self.mean_budget and budget.macs else self.probabilities
 

@@ -25,6 +25,7 @@ from fedtailor.report.fairness import allowed_by
 from fedtailor.report.likeness import NETWORK, differing, settings_of, short_key
 from fedtailor.report.panels.in_words import Sizes, best_in_words, doubted, target_in_words
 from fedtailor.report.panels.ranking import ended, ranked
+from fedtailor.report.rules import brought_along
 from fedtailor.report.tables import shown, spread, totals
 from fedtailor.report.targets import (
     REACHED,
@@ -72,7 +73,7 @@ def answer(runs: Runs, per_cent: float | None) -> Panel:
         if compared:
             tables.append((f"Differences from {best} {setting}".strip(), compared))
         sentences += [*_unlike(methods), caution]
-    sentences += [*_no_numbers(runs), *_left_out(runs)]
+    sentences += [*_chosen(runs), *_no_numbers(runs), *_left_out(runs)]
     return Panel("answer", "The answer", "\n".join(filter(None, dict.fromkeys(sentences))), tables=tables)
 
 
@@ -88,6 +89,7 @@ def _unlike(methods: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
     known = [settings_of(run) for run in first]
     keys = [key for key in differing(first) if all(key in each for each in known) or key == NETWORK]
     keys = [key for key in keys if key.partition(".")[0] not in ("method", "training")]
+    keys = [key for key in keys if not all(brought_along(key, each) for each in known)]
     if not keys:
         return []
     told = ", ".join(short_key(key, keys) for key in keys[:MOST_KEYS])
@@ -96,6 +98,12 @@ def _unlike(methods: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
         f"These runs differ in more than their methods: {told}{more}. They stand side by side, but the best "
         "of them is not the best method."
     ]
+
+
+def _chosen(runs: Runs) -> list[str]:
+    """What ``auto`` took, and why."""
+    found = {run.variant: run.setup.get("chosen", {}).get("why", "") for run in runs}
+    return [f"{variant}: {why}." for variant, why in found.items() if why]
 
 
 def _no_numbers(runs: Runs) -> list[str]:

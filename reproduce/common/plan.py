@@ -1,0 +1,228 @@
+"""What the common benchmark consists of: tasks, fleets, methods, rates; who is run with more than one seed; ablations.
+
+A cell is a task and a fleet. Rates are found for every method alike, on the first seed and on one fleet; those runs are
+that fleet's first seed. A method that is nowhere near the best of a cell is not run with further seeds there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedtailor.config import load_config
+from fedtailor.sweep.plan import under_rules
+from reproduce.common.reading import costs_by_tier, course
+from reproduce.shared.figures import ending
+from reproduce.shared.papers import Experiment, Variants
+from reproduce.shared.results import Result, Results
+from reproduce.shared.tables import Row
+
+HERE = Path(__file__).parent
+COMPUTE = (
+    HERE / "compute.json"
+)  # local steps of every method at equal compute, by ``reproduce.common.compute``
+
+TASKS = ("fashion-mnist", "femnist", "cifar10", "shakespeare")
+GRID = dict.fromkeys(TASKS, ("0.03", "0.1", "0.3")) | {"shakespeare": ("0.3", "1.0", "3.0")}
+SEEDS, FIRST = 3, "1"
+MARGIN = 3.0  # points: who is further behind the best on every tier, on the first seed, is left at one seed
+KEPT = frozenset({"tailor", "fjord", "fedavg-smallest"})  # run with all seeds in any case
+READ = (ending, course, costs_by_tier)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A fleet, and the sizes that methods have to be told for it."""
+
+    name: str  # as ``fleet.name``
+    widths: str  # P of methods that train a list of widths
+    base: str  # of Split-Mix
+    able: str = "1"  # the width that the strongest devices train alone
+
+
+FLEETS = {
+    "uniform": Devices("uniform-5", "uniform-5", "1/5"),
+    "few-strong": Devices("two-10-90", "[0.25, 1]", "1/4"),
+    "flops": Devices("flops-0.04-0.64", "uniform-10", "1/10", able="1/2"),
+}
+RATES_FLEET = "uniform"
+
+# What stands where a fleet decides: {smallest} is the width that its smallest device can run.
+METHODS = {
+    "tailor": "tailor",
+    "fedavg-smallest": "fedavg:width={smallest}",
+    "fedavg-able": "fedavg:only_able=true:width={able}",
+    "heterofl": "heterofl",
+    "fjord": "fjord:widths={widths}",
+    "fjord-plain": "fjord:distillation=false:widths={widths}",
+    "flanc": "flanc:widths={widths}",
+    "federated-dropout": "federated-dropout:keep={smallest}",
+    "efd": "efd",
+    "uniprob": "uniprob",
+    "flado": "flado",
+    "fedrolex": "fedrolex",
+    "splitmix": "splitmix:base={base}",
+    "fiarse": "fiarse",
+    "fiarse-channels": "fiarse:granularity=channels",
+}
+LEFT_OUT = {  # methods without a row, and why
+    "apfl, fedcs, fedpa, feduniform": "clients' own networks, judged by their own examples",
+    "depthfl, scalefl, nefl": "they cut blocks, and need exits or chains that these small networks do not have",
+    "ofa-fl": "a step runs up to five full networks on every device, nothing near equal compute",
+    "hetlora, flexlora": "they train adapters alone",
+}
+PARTS = {  # of tailor, each switched off by itself: method settings, further settings
+    "all": ("tailor", ()),
+    "without-fit-widths": ("tailor:fit_widths=false", ()),
+    "without-smallest-share": ("tailor:smallest_share=0", ()),
+    "without-sandwich": ("tailor:sandwich=false", ()),
+    "without-distillation": ("tailor:distillation=false", ()),
+    "without-ahead": ("tailor:ahead=false", ()),
+    "without-few-holders": ("tailor:few_holders=0", ()),
+    "without-momentum": ("tailor", ("server.momentum=0",)),
+    "without-average": ("tailor", ("server.average=0",)),
+    "with-yogi": ("tailor", ("server.optimiser=yogi",)),
+}
+PARTS_OF = (("fashion-mnist", "few-strong"), ("cifar10", "uniform"))  # cells whose ablations are run
+
+
+@dataclass(frozen=True)
+class Cell(Variants):
+    """A task on a fleet: the first seed of all methods (unless it is known from rates), all seeds of some."""
+
+    first: bool = True  # whether the first seed is run here
+    further: frozenset[str] = frozenset()  # methods that are run with all seeds
+
+    def every(self) -> Iterator[tuple[str, int, list[str]]]:
+        for method, seed, settings in super().every():
+            if self.first if seed == int(FIRST) else method in self.further:
+                yield method, seed, settings
+
+
+def experiments(results: Results) -> list[Experiment]:
+    """All of them, with the runs that results so far lead to: rates, first seeds, further seeds, ablations."""
+    cells = [cell(task, fleet, results) for task in TASKS for fleet in FLEETS]
+    return [*map(rates, TASKS), *cells, *(parts(task, fleet, results) for task, fleet in PARTS_OF)]
+
+
+def rates(task: str) -> Variants:
+    """One seed of every method at every rate of the grid, on one fleet."""
+    tried = {
+        f"{method}-{rate}": settings_of(task, RATES_FLEET, method, rate)
+        for method in able(task, RATES_FLEET)
+        for rate in GRID[task]
+    }
+    return _runs(f"{task}-rates", task, tried)
+
+
+def cell(task: str, fleet: str, results: Results) -> Cell:
+    """What is to be run of a cell; nothing of a method whose rate is not known yet."""
+    name, found = f"{task}-{fleet}", best_rates(task, results)
+    methods = {
+        method: settings_of(task, fleet, method, found[method])
+        for method in able(task, fleet)
+        if method in found
+    }
+    first, tried = fleet != RATES_FLEET, results.runs(name)
+    # Who goes on is decided once, when all have been tried: rates, and the first seed of this fleet.
+    known = len(found) == len(able(task, RATES_FLEET))
+    known = known and all(FIRST in tried.get(method, {}) for method in methods if first)
+    further = survivors(rows(task, fleet, results)) if known else ()
+    config = f"reproduce/common/{task}.toml"
+    return Cell(name, config, methods, SEEDS, (), READ, True, first, frozenset(further))
+
+
+def parts(task: str, fleet: str, results: Results) -> Variants:
+    """tailor and each of its parts switched off, at the rate and the steps of the whole."""
+    found = best_rates(task, results).get("tailor")
+    tried = {
+        part: (*under_rules(spec, _said(task)), *_common(task, fleet, "tailor", found), *more)
+        for part, (spec, more) in PARTS.items()
+        if found is not None
+    }
+    return _runs(f"{task}-{fleet}-parts", task, tried, SEEDS)
+
+
+def _runs(name: str, task: str, tried: Mapping[str, tuple[str, ...]], seeds: int = 1) -> Variants:
+    return Variants(name, f"reproduce/common/{task}.toml", tried, seeds, (), READ, may_fail=True)
+
+
+@cache
+def settings_of(task: str, fleet: str, method: str, rate: str) -> tuple[str, ...]:
+    """What a run changes of its task's config."""
+    devices = FLEETS[fleet]
+    smallest = computed()[f"{task}-{fleet}"]["smallest"]
+    spec = METHODS[method].format(
+        smallest=smallest, widths=devices.widths, base=devices.base, able=devices.able
+    )
+    return (*under_rules(spec, _said(task)), *_common(task, fleet, method, rate))
+
+
+def _common(task: str, fleet: str, method: str, rate: str) -> tuple[str, ...]:
+    steps = computed()[f"{task}-{fleet}"]["methods"][method]["steps"]
+    return f"fleet.name={FLEETS[fleet].name}", f"training.lr={rate}", f"training.steps={steps}"
+
+
+@cache
+def _said(task: str) -> Mapping[str, Any]:
+    return load_config(HERE / f"{task}.toml").training
+
+
+@cache
+def computed() -> dict[str, Any]:
+    """Of every cell the smallest device's width, and of every method its local steps or why it cannot run there."""
+    found: dict[str, Any] = json.loads(COMPUTE.read_text(encoding="utf-8"))["cells"]
+    return found
+
+
+def able(task: str, fleet: str) -> list[str]:
+    """The methods that can run in a cell."""
+    known = computed()[f"{task}-{fleet}"]["methods"]
+    return [method for method in METHODS if "steps" in known[method]]
+
+
+def best_rates(task: str, results: Results) -> dict[str, str]:
+    """Of every method whose rates have all been tried the one with the highest mean over tiers."""
+    runs = results.runs(f"{task}-rates")
+    found = {}
+    for method in able(task, RATES_FLEET):
+        tried = {rate: runs.get(f"{method}-{rate}", {}).get(FIRST) for rate in GRID[task]}
+        scores = {rate: score(run) for rate, run in tried.items() if run is not None}
+        if len(scores) == len(tried):
+            found[method] = max(scores, key=lambda rate: scores[rate])
+    return found
+
+
+def score(run: Result) -> float:
+    """The mean accuracy over tiers; a run that broke down has none."""
+    return fmean(run["accuracy"].values()) if "accuracy" in run else 0.0
+
+
+def rows(task: str, fleet: str, results: Results) -> dict[str, Row]:
+    """What is known of a cell: method -> seed -> figures; runs that broke down have no row."""
+    found = {method: dict(row) for method, row in results.runs(f"{task}-{fleet}").items()}
+    if fleet == RATES_FLEET:
+        tried = results.runs(f"{task}-rates")
+        for method, rate in best_rates(task, results).items():
+            first = tried[f"{method}-{rate}"][FIRST]
+            found[method] = {FIRST: first, **found.get(method, {})}
+    kept = {method: {s: run for s, run in row.items() if "accuracy" in run} for method, row in found.items()}
+    return {method: kept[method] for method in METHODS if kept.get(method)}
+
+
+def survivors(found: Mapping[str, Row]) -> set[str]:
+    """Who is run with further seeds: near the best of a tier on the first seed, or one that the bars are about."""
+    firsts = {method: row[FIRST]["accuracy"] for method, row in found.items() if FIRST in row}
+    tiers = {tier for accuracy in firsts.values() for tier in accuracy}
+    best = {tier: max(accuracy.get(tier, 0.0) for accuracy in firsts.values()) for tier in tiers}
+    near = {
+        method
+        for method, accuracy in firsts.items()
+        if any(value >= best[tier] - MARGIN for tier, value in accuracy.items())
+    }
+    return near | KEPT & firsts.keys()

@@ -1,0 +1,1 @@
+"""``method.name = "auto"``: which method a run takes, and why."""

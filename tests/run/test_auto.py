@@ -1,0 +1,181 @@
+"""``method.name = "auto"``: which method is taken, what supports it, and that the run is the one of that method."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import fedtailor
+from fedtailor.config import make_config
+from fedtailor.errors import FedtailorError
+from fedtailor.fleet.presets import build_fleet
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fjord.fjord import FjORD
+from fedtailor.methods.registry import get_method, method_names
+from fedtailor.report.folders import read_runs
+from fedtailor.report.panels.all_panels import all_panels
+from fedtailor.run.auto.choosing import taken
+from fedtailor.run.auto.rules import RULES, Seen, decide
+from fedtailor.run.interface import resume, run_config
+from fedtailor.run.setup import prepare_config
+from fedtailor.storage.run_folder import RunFolder
+from fedtailor.sweep.plan import is_same, make_plan
+from helpers import differing
+
+ROOT = Path(__file__).parents[2]
+FIFTHS = tuple(Fraction(number, 5) for number in range(1, 6))
+SMALL = {
+    "rounds": 3, "clients_per_round": 2, "evaluate_every": 1, "engine": {"workers": 0},
+    "data": {"dataset": "digits", "clients": 6, "limit": 90}, "model": {"name": "mlp", "hidden": [12, 12]},
+}  # fmt: skip
+
+
+def seen(**changes: Any) -> Seen:
+    usual = {
+        "statistics": False, "teaches": True, "limits": frozenset({"width"}), "widths": FIFTHS,
+        "smallest_share": Fraction(1, 5),
+    }  # fmt: skip
+    return Seen(**{**usual, **changes})
+
+
+# Rules
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"name": "fjord", "widths": ["1/5", "2/5", "3/5", "4/5", "1"]}),
+        ({"widths": (Fraction(1, 2),)}, {"name": "fedavg", "width": "1/2"}),
+        ({"smallest_share": Fraction(3, 5)}, {"name": "fjord", "distillation": False}),
+        ({"teaches": False}, {"name": "fjord", "distillation": False}),
+        ({"limits": frozenset({"macs"})}, {"name": "fjord", "mean_budget": True, "widths": "uniform-20"}),
+        ({"limits": frozenset({"params", "macs"})}, {"name": "fjord", "widths": "uniform-10"}),
+        ({"limits": frozenset({"width", "memory"})}, {"name": "heterofl", "scaler": False}),
+        ({"limits": frozenset({"memory"}), "statistics": True}, {"name": "heterofl", "label_rows": False}),
+        ({"limits": frozenset({"density"}), "widths": ()}, {"name": "fiarse", "layerwise": True}),
+        ({"limits": frozenset({"depth"}), "widths": ()}, {"name": "depthfl"}),
+    ],
+)
+def test_what_is_taken_and_that_a_method_takes_these_settings(changes, expected):
+    table, why = decide(seen(**changes))
+    assert expected.items() <= table.items()
+    assert why.startswith(f"method auto takes {table['name']}")
+    get_method(table["name"])(**{key: value for key, value in table.items() if key != "name"})
+
+
+def test_without_records_it_says_so_and_with_norms_too():
+    assert decide(seen(limits=frozenset({"depth"}), widths=()))[1].endswith(
+        "(no recorded run decides this yet)"
+    )
+    assert "none of these networks has batch norm" in decide(seen(statistics=True))[1]
+    assert "batch norm" not in decide(seen())[1]
+
+
+def test_every_figure_of_a_rule_stands_on_the_page_of_the_paper_that_it_names():
+    for rule in RULES:
+        paper = re.match(r"reproduce/(\w+)", rule.shown_by)
+        figures = re.findall(r"[-+]?\d+\.\d(?: ± \d+\.\d)?", rule.shown_by)
+        assert bool(paper) == bool(figures)
+        if paper:
+            pages = (f"methods/{paper[1]}.md", "results.md")
+            text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
+            assert [figure for figure in figures if figure not in text.replace("−", "-")] == []
+
+
+def test_the_documented_table_is_that_of_the_code():
+    page = (ROOT / "docs" / "choosing-a-method.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.count(" | ") == 3 and "---" not in line][
+        1:
+    ]
+    assert [row[2] for row in rows] == [rule.why for rule in RULES]
+    assert [row[3].removesuffix(" |") for row in rows] == [
+        rule.shown_by or "no recorded run yet" for rule in RULES
+    ]
+
+
+def test_it_is_no_method_itself():
+    assert "auto" not in method_names()
+    with pytest.raises(
+        FedtailorError, match="method.norm = 'static': expected nothing with method.name = 'auto'"
+    ):
+        make_config({"method": {"name": "auto", "norm": "static"}})
+    with pytest.raises(FedtailorError, match="unknown method 'autoo'"):
+        make_config({"method": {"name": "autoo"}})
+
+
+# Runs
+
+
+def test_a_run_says_what_it_took_and_is_the_run_of_that_method(tmp_path):
+    told: list[str] = []
+    config = make_config({**SMALL, "method": {"name": "auto"}, "fleet": {"name": "a1-c1"}})
+    run = run_config(config, tmp_path / "auto", on_notice=told.append)
+    (why,) = (each for each in told if each.startswith("method auto takes "))
+    assert why.startswith("method auto takes fjord:distillation=false:widths=[1/4,1]: most devices")
+    written = tomllib.loads((tmp_path / "auto" / "config.toml").read_text())["method"]
+    assert (written["name"], written["widths"]) == ("fjord", ["1/4", "1"])
+    chosen = json.loads((tmp_path / "auto" / "setup.json").read_text())["chosen"]
+    assert chosen["why"] == why
+    named = run_config(
+        make_config({**SMALL, "method": chosen["method"], "fleet": {"name": "a1-c1"}}), tmp_path / "named"
+    )
+    assert differing(run.state.weights, named.state.weights) == set()
+    panels = {panel.key: panel for panel in all_panels(read_runs([tmp_path / "auto"]))}
+    assert f": {why}." in panels["answer"].text
+
+
+def test_a_run_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
+    def stop(record: Any) -> None:
+        if record.round == 2:
+            raise InterruptedError
+
+    config = make_config({**SMALL, "method": {"name": "auto"}})
+    whole = run_config(config, tmp_path / "whole", on_notice=lambda _: None)
+    with pytest.raises(InterruptedError):
+        run_config(config, tmp_path / "parts", on_round=stop, on_notice=lambda _: None)
+    assert differing(whole.state.weights, resume(tmp_path / "parts").state.weights) == set()
+
+
+def test_a_comparison_finds_its_run_again_and_its_table_says_why(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rounds = 1\nclients_per_round = 2\nevaluate_every = 1\n[data]\ndataset = "digits"\nclients = 6\nlimit = 60\n'
+        '[model]\nname = "mlp"\nhidden = [12]\n[fleet]\nname = "equal-1/2"\n[engine]\nworkers = 0\n'
+    )
+    (run,) = make_plan(file, "auto", 1, [], [], tmp_path / "runs").runs
+    run_config(run.config, run.folder.path, on_notice=lambda _: None)
+    assert RunFolder(run.folder.path).finished
+    assert is_same(run)
+    (other,) = make_plan(file, "auto:align=4", 1, [], [f"name={run.config.name}"], tmp_path / "runs").runs
+    assert not is_same(replace(other, folder=run.folder))
+
+
+def test_from_python_it_warns_with_the_sentence_and_compares(tmp_path):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    data = {"dataset": "digits", "clients": 4, "limit": 60}
+    given = {"rounds": 1, "engine": {"workers": 0}, "progress": False}
+    with pytest.warns(
+        UserWarning, match="method auto takes fedavg:width=1: all devices run the same network"
+    ):
+        run = fedtailor.train(module, data, "equal", "auto", **given)
+    assert isinstance(run.method, FedAvg)
+    with pytest.warns(UserWarning, match="method auto takes fjord"):
+        found = fedtailor.compare(module, data, "uniform-2", ["auto", "fedavg:width=1/2"], **given)
+    assert "method auto takes fjord" in str(found)
+
+
+def test_a_device_on_flower_takes_what_the_server_takes():
+    """Both have the run's config, and trace the same model."""
+    config = make_config({**SMALL, "method": {"name": "auto"}})
+    setup = prepare_config(config)
+    method, _ = taken(config.built_method, setup.model, lambda: build_fleet(config.fleet))
+    assert isinstance(method, FjORD)
+    assert method.for_fleet([tier.budget for tier in setup.fleet.tiers], setup.model) == setup.method
