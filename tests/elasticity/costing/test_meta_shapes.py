@@ -30,7 +30,10 @@ CASES = [
     (aten.bmm.default, (on_meta(2, 4, 3), on_meta(2, 3, 6))),
     (aten.addmm.default, (on_meta(6), ROWS, on_meta(3, 6))),
     (aten.convolution.default, (X, on_meta(5, 3, 3, 2), None, [2, 1], [1, 0], [1, 1], False, [0, 0], 1)),
-    (aten.convolution.default, (X, on_meta(6, 1, 3, 3), on_meta(6), [1, 1], [2, 2], [2, 2], False, [0, 0], 3)),
+    (
+        aten.convolution.default,
+        (X, on_meta(6, 1, 3, 3), on_meta(6), [1, 1], [2, 2], [2, 2], False, [0, 0], 3),
+    ),
     (aten.convolution.default, (X, on_meta(3, 5, 2, 2), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1)),
     (aten.convolution.default, (on_meta(2, 3, 9), on_meta(4, 3, 3), None, [1], [1], [1], False, [0], 1)),
     (aten.max_pool2d_with_indices.default, (X, [2, 2])),
@@ -69,7 +72,8 @@ import sys, torch
 from torch import nn
 import fedtailor
 from fedtailor.elasticity.cutting.cut import Cut
-module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+module = nn.Sequential(*layers)
 model = fedtailor.elastic(module, (torch.randn(2, 1, 8, 8), torch.tensor([0, 1])))
 assert model.cost(Cut.everything()).macs > 0
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])

@@ -67,9 +67,15 @@ def _convolved(x: Tensor, weight: Tensor, _bias: Tensor | None, *settings: Any) 
     return _slid(x, weight.shape[0], weight.shape[2:], stride, padding, dilation)
 
 
-def _pooled(x: Tensor, kernel: Sequence[int], *settings: Any) -> Any:
+def _pooled(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
+) -> Any:
     """The largest of every window, and where it was, which nobody looks at."""
-    stride, padding, dilation, ceil = (*settings, *((), 0, 1, False)[len(settings) :])
     if ceil or x.dim() != 2 + len(kernel):
         return NotImplemented
     values = _slid(x, x.shape[1], kernel, stride or kernel, padding, dilation)
