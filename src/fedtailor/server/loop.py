@@ -161,7 +161,8 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
     strikes, now = dict(at.strikes), at.under_way.now
     while len(tries) <= rules.retries:
         if tries:
-            time.sleep(faults.pause_before(len(tries), rules, deserted=not tries[-1].tasks))
+            deserted = setup.roster is not None and not tries[-1].tasks  # simulated time needs no real pause
+            time.sleep(faults.pause_before(len(tries), rules, deserted=deserted))
         with phase("select"):
             clients = setup.clients(state.round)
         if setup.roster is not None and not clients:
