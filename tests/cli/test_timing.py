@@ -25,7 +25,7 @@ def test_the_phases_of_a_round_are_the_round(
     for part, rounds in (("first", 1), ("others", 2)):
         found = profile[part]
         assert found["rounds"] == rounds
-        assert found["processes"] == max(1, workers)
+        assert 1 <= found["processes"] <= max(1, workers)  # one may be given all, if the other starts late
         assert set(found["phases"]) == {*PHASES, OTHER} == set(MEANING)
         assert found["steps"] > 0
         assert found["times_bare_steps"] > 1

@@ -236,7 +236,8 @@ def test_misspelt_names_suggest_the_nearest(wrong, near):
 
 
 def test_names_like_no_other_list_all():
-    with pytest.raises(FedtailorError, match=f"unknown method 'zzz'; known: {', '.join(method_names())}"):
+    known = ", ".join(sorted([*method_names(), "auto"]))
+    with pytest.raises(FedtailorError, match=f"unknown method 'zzz'; known: {known}"):
         get_method("zzz")
 
 

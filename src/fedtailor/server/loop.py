@@ -14,7 +14,7 @@ every k rounds: calibrate → deploy(budget) per tier, or the clients' own netwo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
@@ -23,7 +23,7 @@ from fedtailor.elasticity.costing.fitting import check_honoured
 from fedtailor.engines.protocol import Engine
 from fedtailor.errors import FedtailorError
 from fedtailor.merging.optimising import check_applied
-from fedtailor.messages import Client, ServerState, Task, marked
+from fedtailor.messages import Client, Refused, ServerState, Task, Update, marked
 from fedtailor.record import Best, RoundRecord
 from fedtailor.server import faults
 from fedtailor.server.checking import check_answers
@@ -185,20 +185,28 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
         with phase("cut"):
             tasks = [marked(_with_memory(assigned(setup, state, client, now), at)) for client in cohort]
             table, gone = timetable(setup, tasks, now)
-        running = [task for task in tasks if task.client.id not in gone]
         if setup.masks is not None:
             setup.masks.begin(state, tasks)
-        answers = chain(gone.values(), in_phase("train", engine.run(running)))
-        with phase("check"):
-            updates, refused = check_answers(tasks, answers, model, compare=setup.between is None)
-        if setup.between is not None:
-            updates = [setup.between.quiet(update) for update in updates]
+        updates, refused = _answers(setup, engine, tasks, gone)
         strikes = faults.with_strikes(strikes, cohort, refused)
         now += table.seconds if table is not None else 0.0
         tries.append(Try(tasks, updates, refused, table))
         if faults.enough(tries[-1], count, rules):
             return Held(tries, strikes, clients, replace(at.under_way, now=now))
     raise faults.give_up(state.round, tries, count, rules, setup.data.client_name)
+
+
+def _answers(
+    setup: Setup, engine: Engine, tasks: Sequence[Task], gone: Mapping[int, Refused]
+) -> tuple[list[Update], list[Refused]]:
+    """What came of tasks, checked; of clients that are gone, that they are."""
+    running = [task for task in tasks if task.client.id not in gone]
+    answers = chain(gone.values(), in_phase("train", engine.run(running)))
+    with phase("check"):
+        updates, refused = check_answers(tasks, answers, setup.model, compare=setup.between is None)
+    if setup.between is not None:
+        updates = [setup.between.quiet(update) for update in updates]
+    return updates, refused
 
 
 def _with_memory(task: Task, at: Checkpoint) -> Task:
