@@ -117,11 +117,12 @@ class ServerState:
     moments: dict[str, Any] = field(default_factory=dict)  # what the server's optimiser and its average keep
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is made of this state for many clients alike, made for the first of them; a new state begins anew."""
-        if key not in self._made:
-            self._made[key] = make()
-        made: T = self._made[key]
+    def once(self, maker: object, key: Hashable, make: Callable[[], T]) -> T:
+        """What somebody makes of this state for many clients alike, made for the first; a new state begins anew."""
+        place = (id(maker), key)
+        if place not in self._made:
+            self._made[place] = maker, make()  # who is kept has its id for itself
+        made: T = self._made[place][1]
         return made
 
     def forget(self) -> None:

@@ -127,8 +127,8 @@ class Method:
         """What the client is sent, and what it must send back."""
         cut = self.select(state, client, model, seeds)
         if cut.mask is None:  # clients of one cut are sent the same tensors, which nobody writes to
-            key = (id(self), cut, cut.tag, cut.width)  # self is kept with it, so that its id stays its own
-            _, patch = state.once(key, lambda: (self, self.patch_for(state, cut, model)))
+            key = (cut, cut.tag, cut.width)
+            patch = state.once(self, key, lambda: self.patch_for(state, cut, model))
         else:
             patch = self.patch_for(state, cut, model)
         return Task(client, state.round, patch, Lease(frozenset(patch.values), cut), seeds)

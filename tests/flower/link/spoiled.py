@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
+import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -15,11 +19,20 @@ from fedtailor.flower.apps import client as honest
 from fedtailor.flower.apps import server
 from flower.test_bad_nodes import longer, nan, with_values
 
-__all__ = ["APP", "DEADLINE", "HOW", "client", "server"]
+__all__ = ["APP", "DEADLINE", "HOW", "client", "server", "spoiled_apps"]
 APP = "from flower.link.spoiled import client, server\n\n__all__ = ['client', 'server']\n"
 HOW = "FEDTAILOR_TEST_NODE"  # the variable that says how
 DEADLINE = 100.0  # seconds of a round; a late node sleeps a little longer over its second task
 client = ClientApp()
+
+
+@contextmanager
+def spoiled_apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs bring the app that can misbehave along; the code of these tests is on every node."""
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    with patch("fedtailor.flower.app_folder.APP", APP):
+        yield
 
 
 @client.train()

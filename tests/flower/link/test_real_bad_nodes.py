@@ -23,7 +23,7 @@ from fedtailor.flower.server import serve
 from fedtailor.flower.submit import submit
 from fedtailor.record import RoundRecord
 from flower.link.real import parts, there
-from flower.link.spoiled import APP, DEADLINE, HOW
+from flower.link.spoiled import DEADLINE, HOW, spoiled_apps
 from flower.link.warm import warm_processes
 from flower.loopback import LoopbackGrid, Spoil
 from flower.test_bad_nodes import spoiled
@@ -37,10 +37,7 @@ BASE = BASE.replace("workers = 0", "workers = 0\nstrikes = 0\nwait = 300\nquorum
 
 @pytest.fixture(autouse=True)
 def _apps(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs bring the app that misbehaves along; the code of these tests is on every node."""
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    with patch("fedtailor.flower.app_folder.APP", APP):
+    with spoiled_apps(monkeypatch):
         yield
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("cryptography", reason="the extra fedtailor[secure] is not i
 from fedtailor.flower.local import local_link
 from fedtailor.flower.submit import submit
 from flower.link.real import parts, there
-from flower.link.spoiled import APP, HOW
+from flower.link.spoiled import HOW, spoiled_apps
 from flower.link.warm import warm_processes
 from flower.masked.runs import CONFIG, here
 from helpers import differing, final_weights
@@ -28,10 +28,7 @@ TEXT = CONFIG.replace("wait = 5", "wait = 300")
 
 @pytest.fixture(autouse=True)
 def _apps(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs bring the app that can misbehave along; the code of these tests is on every node."""
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    with patch("fedtailor.flower.app_folder.APP", APP):
+    with spoiled_apps(monkeypatch):
         yield
 
 

@@ -67,9 +67,7 @@ class FIARSE(Method):
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The largest magnitudes of the state's weights, as many as the budget pays for; ranked once for a budget."""
-        key = (id(self), budget)  # self is kept with it, so that its id stays its own
-        _, cut = state.once(key, lambda: (self, self._ranked(state, budget, model)))
-        return cut
+        return state.once(self, budget, lambda: self._ranked(state, budget, model))
 
     def _ranked(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         if self.granularity == "channels":
