@@ -76,3 +76,11 @@ def test_the_method_of_a_configuration_is_one_object():
     assert config.built_method is config.built_method
     assert config == make_config(CONFIG)
     assert isinstance(config, RunConfig)
+
+
+@pytest.mark.parametrize("heads", [2, "count"])
+def test_heads_are_the_networks_as_a_number_and_a_wish_as_a_word(heads, tmp_path):
+    model = {"name": "vit", "embedding": 16, "hidden": 16, "depth": 1, "heads": heads}
+    run = run_config(make_config({**CONFIG, "model": model}), tmp_path / "run")
+    counts = {layer.heads for layer in run.model.module.modules() if hasattr(layer, "heads")}
+    assert counts == {heads if heads == 2 else 4}

@@ -22,7 +22,7 @@ from fedtailor.deploying.wanted import SWITCHABLE, Wanted
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.errors import FedtailorError
 from fedtailor.run.result import Run
-from fedtailor.run.setup import OF_ANY_MODEL
+from fedtailor.run.setup import wishes_and_options
 from fedtailor.steps import step
 from fedtailor.storage.files import disk_errors, write_file
 
@@ -198,7 +198,7 @@ def model_words(run: Run) -> Mapping[str, Any] | None:
     if isinstance(config, RunConfig):
         inputs = run.setup.data.example()
         first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]
-        options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
+        _, options = wishes_and_options(config.model)
         return {
             "name": config.model["name"],
             "input_shape": list(first.shape[1:]),

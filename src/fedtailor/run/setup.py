@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,7 +53,6 @@ from fedtailor.steps import OnNotice, step
 
 MACS_STEPS = 10**6  # to which budgets that are drawn from a range are rounded
 OF_TRACING = ("keep", "heads", "exits", "chain")  # keys of [model] that ``elastic`` takes
-OF_ANY_MODEL = ("name", "weights", *OF_TRACING)  # keys of [model] that are not options of its builder
 
 
 def read_data(
@@ -87,7 +87,7 @@ def prepare_config(config: RunConfig, on_notice: OnNotice | None = None) -> Setu
 def trace_model(config: RunConfig, data: FederatedData, objective: Objective) -> ElasticModel:
     """The network that a configuration names, for examples like these, with the weights that it starts from."""
     seeds = Seeds(config.seed)
-    options = {key: value for key, value in config.model.items() if key not in OF_ANY_MODEL}
+    wishes, options = wishes_and_options(config.model)
     inputs = data.example()
     shape = tuple((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs[0]).shape[1:])
     with seeds.scope("model"):
@@ -102,12 +102,22 @@ def trace_model(config: RunConfig, data: FederatedData, objective: Objective) ->
         start_from(module, Path(config.model["weights"]))
     step(f"tracing {config.model['name']}")
     module = module.to(pick_device(config.device))
-    wishes = {key: config.model[key] for key in OF_TRACING if key in config.model}
     with explained(data):
         model = elastic(module, data.example(), objective=objective, **wishes)
     if config.objective.metrics is None:
         report_what_is_known(model)
     return model
+
+
+def wishes_and_options(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What [model] asks of cutting, and of its builder: ``heads`` as a word is a wish, as a number the network's."""
+    wishes = {
+        key: value
+        for key, value in model.items()
+        if key in OF_TRACING and (key != "heads" or isinstance(value, str))
+    }
+    options = {key: value for key, value in model.items() if key not in ("name", "weights", *wishes)}
+    return wishes, options
 
 
 def start_from(module: nn.Module, path: Path) -> None:
