@@ -1,9 +1,9 @@
-"""What one or two bad clients of eleven do to every kind of merge, and what each rule of [merge] saves.
+"""What one or two bad clients of eleven do to every method with the shared merge, and what each rule of [merge] saves.
 
     FEDTAILOR_DATA=... python -m reproduce.robust.run [--list] [--tables] [--seconds N] [method ...]
 
 Each cell of the table is one run: a method, an attack, a rule. Call it again after an interruption: what is in
-results.json is not repeated.
+results.json is not repeated. HetLoRA needs the extra: pip install 'fedtailor[adapters]'.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from fedtailor.storage.files import replace_file
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "reproduce/robust/fashion-mnist-bad-clients.toml"
-# Those that differ in what is merged: one network, nested and rolling windows, ordered and random units, bases.
+# Every method that merges by the shared rule; FedCS is the first half of APFL, and FlexLoRA merges products of its own.
+BLOCKS = "model={name = 'reproduce/robust/blocks.py:ResidualMLP', exits = 2}"
+DENSITIES = "{name = 'narrow', density = 0.5, share = 1}, {name = 'wide', density = 1, share = 1}"
+DEPTHS = "{name = 'narrow', depth = 0.5, share = 1}, {name = 'wide', depth = 1, share = 1}"
+ADAPTED = (
+    "{name = 'adapted', backbone = 'mlp', options = {hidden = [64, 64]}, targets = ['1', '3'], train = ['5']}"
+)
 METHODS = {
     "heterofl": ["method.name=heterofl"],
     "fedavg": ["method={name = 'fedavg', width = 1}"],
@@ -33,6 +39,23 @@ METHODS = {
     "fjord": ["method.name=fjord"],
     "federated-dropout": ["method.name=federated-dropout"],
     "splitmix": ["method.name=splitmix"],
+    "tailor": ["method.name=tailor"],
+    "flanc": ["method.name=flanc"],
+    "fiarse": ["method.name=fiarse"],
+    "ofa-fl": [
+        "method={name = 'ofa-fl', ratios = [1, 0.5], trigger = 'schedule', first = 3, every = 2}",
+        f"fleet={{tiers = [{DENSITIES}]}}",
+    ],
+    "feduniform": ["method.name=feduniform"],
+    "fedpa": ["method.name=fedpa"],
+    "apfl": ["method={name = 'apfl', warmup = 3, inherit = true}", "rounds=10", "evaluate_every=10"],
+    "depthfl": ["method={name = 'depthfl', ramp = 0}", BLOCKS, f"fleet={{tiers = [{DEPTHS}]}}"],
+    "scalefl": ["method={name = 'scalefl', level_widths = [0.5, 1]}", BLOCKS],
+    "nefl": ["method={name = 'nefl', level_widths = [0.5, 1], level_depths = [0.5, 1]}", BLOCKS],
+    "efd": ["method.name=efd"],
+    "uniprob": ["method.name=uniprob"],
+    "flado": ["method.name=flado"],
+    "hetlora": ["method={name = 'hetlora', zero_padding = false}", f"model={ADAPTED}"],
 }
 ATTACKS = {
     "scale x100": Attack("scale", 0.1, 100),
@@ -44,7 +67,8 @@ ATTACKS = {
     "top tier, sign-flip x5": Attack("sign-flip", 0.1, 5, tier="wide"),
     "two, sign-flip x5": Attack("sign-flip", 0.2, 5),
 }
-REFUSED = {("federated-dropout", "krum")}  # it compares clients that hold the same
+# Krum compares clients that hold the same.
+REFUSED = {(method, "krum") for method in ("federated-dropout",)}
 FILE = Path(__file__).parent / "results.json"
 
 

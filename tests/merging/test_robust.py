@@ -363,6 +363,11 @@ def test_methods_that_cannot_are_refused():
             "federated-dropout",
             merge={"rule": "krum"},
         )
+    # One tier whose clients hold the same is enough: of SplitMix the widest, which holds every base.
+    fedtailor.train(
+        cnn_model().module, image_data((6,) * 6), "uniform-3", "splitmix", merge={"rule": "krum"},
+        rounds=1, clients_per_round=6, progress=False,
+    )  # fmt: skip
     with pytest.raises(FedtailorError, match="Forgetful.merge did not call the shared merge"):
         run(Forgetful(LocalTraining(batch_size=4), merging=median), cnn_model(), image_data((6, 5)), rounds=1)
 

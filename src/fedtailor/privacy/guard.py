@@ -169,13 +169,20 @@ def pieces_of(
     return found
 
 
+def tiers_alike(
+    method: Method, model: ElasticModel, tiers: Sequence[Tier], state: ServerState, seeds: Seeds
+) -> list[bool]:
+    """For each tier whether all of its clients are sent the same piece in a round; a few of them are looked at."""
+    begun = method.begin(state, model)
+    sent = [pieces_of(method, model, tiers, begun, seeds, each) for each in range(LOOKED_AT)]
+    return [all(piece == pieces[0] for piece in pieces) for pieces in zip(*sent, strict=True)]
+
+
 def same_for_all(
     method: Method, model: ElasticModel, tiers: Sequence[Tier], state: ServerState, seeds: Seeds
 ) -> bool:
-    """Whether all clients of a tier are sent the same piece in a round; a few of them are looked at."""
-    begun = method.begin(state, model)
-    first, *others = (pieces_of(method, model, tiers, begun, seeds, each) for each in range(LOOKED_AT))
-    return all(other == first for other in others)
+    """Whether the clients of every tier are sent the same piece in a round."""
+    return all(tiers_alike(method, model, tiers, state, seeds))
 
 
 def piece_of(model: ElasticModel, weights: Mapping[str, Tensor], piece: Piece) -> Patch:

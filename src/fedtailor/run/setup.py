@@ -31,7 +31,7 @@ from fedtailor.models import build_model
 from fedtailor.models.pretrained import load_pretrained, read_weights
 from fedtailor.objective import LearningTask, Objective
 from fedtailor.privacy.checking import check_private
-from fedtailor.privacy.guard import same_for_all
+from fedtailor.privacy.guard import tiers_alike
 from fedtailor.run.advice import advice
 from fedtailor.run.auto.choosing import taken
 from fedtailor.run.choosing import share_for
@@ -165,10 +165,10 @@ def prepare(
 
 
 def check_rule(setup: Setup) -> None:
-    """Refuse a rule that compares clients with none who hold the same: nobody would ever be heard."""
+    """Refuse a rule that compares clients where no tier has any who hold the same: nobody would ever be heard."""
     method = setup.method
-    if method.merging.rule == "krum" and not same_for_all(
-        method, setup.model, setup.fleet.tiers, setup.start.state, setup.seeds
+    if method.merging.rule == "krum" and not any(
+        tiers_alike(method, setup.model, setup.fleet.tiers, setup.start.state, setup.seeds)
     ):
         raise FedtailorError(
             f"merge.rule = 'krum': {method.name} gives each client a piece of its own, and Krum compares those who "
