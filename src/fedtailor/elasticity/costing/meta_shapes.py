@@ -41,8 +41,9 @@ def _paired(*values: Tensor | float) -> Any:
 
 
 def _joined(values: Sequence[Tensor], dim: int = 0) -> Any:
-    """Tensors one after the other along a dimension that they have."""
-    if not (tensors := _alike(values)) or min(value.dim() for value in tensors) < 1:
+    """Tensors one after the other along a dimension that they have; PyTorch passes over those of shape (0,)."""
+    tensors = [value for value in _alike(values) if value.shape != (0,)]
+    if not tensors or len({value.dim() for value in tensors}) > 1 or tensors[0].dim() < 1:
         return NotImplemented
     sizes = list(tensors[0].shape)
     sizes[dim] = sum(value.shape[dim] for value in tensors)
