@@ -142,7 +142,7 @@ def test_only_k_numbers_and_a_seed_travel_and_the_client_uses_the_servers_transf
 
 @pytest.mark.parametrize("estimator", ["surrogate", "update"])
 def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do(estimator):
-    """The trajectory is the client's own descent on three of eight channels; the sign decides who gains."""
+    """The trajectory is the client's own descent on three of eight channels, as much on each; the sign decides."""
     model = mlp_model(hidden=8)
     data = vectors(24)
     method = Flado(
@@ -154,8 +154,9 @@ def test_a_client_that_descends_along_the_trajectory_raises_the_channels_that_do
     loss = model.objective.loss(model.forward(weights, Cut.everything(), batch, mode="train"), batch)
     gradient = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
     after = {name: value.detach().clone() for name, value in weights.items()}
-    for name in ("0.weight", "0.bias"):
-        after[name][:3] -= gradient[name][:3]
+    steepness = gradient["0.weight"].square().sum(1) + gradient["0.bias"].square()
+    after["0.weight"][:3] -= gradient["0.weight"][:3] / steepness[:3, None]
+    after["0.bias"][:3] -= gradient["0.bias"][:3] / steepness[:3]
     before = ServerState(0, model.weights())
     updates = [update_of(0, Patch(after, Cut.everything()), weight=4.0)]
     state = method.merge(before, updates, model)
