@@ -19,8 +19,9 @@ def test_the_phases_of_a_round_are_the_round(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("run", str(small_config(tmp_path, rounds=3)), "--set", f"engine.workers={workers}", "--json")
-    assert call(monkeypatch, *words, "--set", "name=timed", "--profile") == 0
+    words = ("run", str(small_config(tmp_path, rounds=3)), "--json")
+    timed = ("--set", "name=timed", "--set", f"engine.workers={workers}", "--profile")
+    assert call(monkeypatch, *words, *timed) == 0
     profile = json.loads(capsys.readouterr().out)["profile"]
     for part, rounds in (("first", 1), ("others", 2)):
         found = profile[part]
@@ -32,7 +33,7 @@ def test_the_phases_of_a_round_are_the_round(
         assert (found["phases"]["transfer"] > 0) == (found["phases"]["steps"] == 0) == (workers > 0)
     first = profile["first"]
     assert sum(first["phases"].values()) == pytest.approx(first["seconds"], rel=0.01)
-    assert call(monkeypatch, *words, "--set", "name=plain") == 0
+    assert call(monkeypatch, *words, "--set", "name=plain", "--set", "engine.workers=0") == 0
     assert "profile" not in json.loads(capsys.readouterr().out)
     assert not differing(final_weights(tmp_path / "runs/timed"), final_weights(tmp_path / "runs/plain"))
 

@@ -35,6 +35,11 @@ from odd_methods import As, Several
 
 every_method = pytest.mark.parametrize("name", method_names())
 ROUNDS = 4
+LIKE_OTHERS = (
+    "apfl", "flado", "fjord", "flanc", "hetlora", "nefl", "ofa-fl", "scalefl",
+    "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "fiarse", "flexlora",
+    "splitmix", "tailor", "uniprob",
+)  # fmt: skip
 
 
 def test_every_registered_method_is_covered():
@@ -96,14 +101,11 @@ def saved(at: Checkpoint) -> Checkpoint:
     return decode_checkpoint(b"".join(bytes(piece) for piece in encode_checkpoint(at)))
 
 
-@every_method
+@pytest.mark.parametrize("name", [slow_if(name, *LIKE_OTHERS) for name in method_names()])
 def test_interrupted_and_resumed_on_another_engine(name, pools):
     """One worker, then two, then none: what a run goes on with does not matter either."""
-    first, start = (
-        rounds(name, As(pools.of(name, 1), name), 2)[1],
-        saved(rounds(name, As(pools.of(name, 1), name), 2)[0]),
-    )
-    second, rows = rounds(name, As(pools.of(name, 2), name), 3, start)
+    start, first = rounds(name, As(pools.of(name, 1), name), 2)
+    second, rows = rounds(name, As(pools.of(name, 2), name), 3, saved(start))
     third, last = rounds(name, InProcess(smallest(name), model_of(name), DATA), ROUNDS, saved(second))
     # Round 3 was the last one of its part, so it was evaluated; the whole run evaluates rounds 2 and 4.
     whole, lines = reference(name)
@@ -112,13 +114,6 @@ def test_interrupted_and_resumed_on_another_engine(name, pools):
         [lines[0], lines[3] | {"best_round": 0}]
     )
     assert rows[0]["train_loss"] == lines[2]["train_loss"]
-
-
-LIKE_OTHERS = (
-    "apfl", "flado", "fjord", "flanc", "hetlora", "nefl", "ofa-fl", "scalefl",
-    "efd", "fedavg", "fedcs", "federated-dropout", "fedpa", "fedrolex", "feduniform", "fiarse", "flexlora",
-    "splitmix", "tailor", "uniprob",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [slow_if(name, *LIKE_OTHERS) for name in method_names()])

@@ -113,8 +113,18 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("references")
 
 
-@pytest.mark.parametrize("round", range(1, ROUNDS + 1))
-@pytest.mark.parametrize("name", [*method_names(), "remembering"])
+STAGED = ("apfl", "flado", "ofa-fl", "remembering")  # rounds differ, or much is remembered
+MIDDLE = 2  # of others this round is tried; after every round all of them are, below
+
+
+@pytest.mark.parametrize(
+    ("name", "round"),
+    [
+        pytest.param(name, round, marks=[pytest.mark.slow] if name not in STAGED and round != MIDDLE else [])
+        for name in (*method_names(), "remembering")
+        for round in range(1, ROUNDS + 1)
+    ],
+)
 def test_interrupted_after_any_round_and_resumed(name, round, references, tmp_path):
     def cut(record: RoundRecord) -> None:
         if record.round == round:
