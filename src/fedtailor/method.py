@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
-from fedtailor.client import training
+from fedtailor.client import together, training
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.stepping import check_follows_cuts
@@ -40,6 +40,7 @@ from fedtailor.merging.settings import ServerSettings, refuse_own_merge
 from fedtailor.messages import Client, Deployed, Lease, Metrics, ServerState, Task, Update
 from fedtailor.seeds import Seeds
 
+IN_TRAINING = ("perform", "train", "prepare", "step_cuts", "forward", "loss", "answer")  # hooks of a client
 SECTIONS = ("local", "server", "merging")  # fields that are tables of a config: [training], [server], [merge]
 
 
@@ -151,6 +152,27 @@ class Method:
         """Train what was prepared, and send back the part of it that the lease names."""
         patch, metrics = training.train(self, task, data, model)
         return self.answer(task, model.part(patch, task.lease.cut), len(data), metrics)
+
+    def trains_as(self, kind: type[Method]) -> bool:
+        """Whether all that clients do in training is what this class of methods says."""
+        return all(getattr(type(self), hook) is getattr(kind, hook) for hook in IN_TRAINING)
+
+    @property
+    def alike(self) -> bool:
+        """Whether training looks at nothing of a client but its examples: then many can be one batch of networks."""
+        return self.trains_as(Method)
+
+    def train_together(
+        self, tasks: Sequence[Task], data: Sequence[Examples], model: ElasticModel
+    ) -> list[Update | training.Diverged]:
+        """``train`` for clients of one piece, all at once (``training.together``)."""
+        found = together.train_together(self, tasks, data, model)
+        return [
+            each
+            if isinstance(each, training.Diverged)
+            else self.answer(task, model.part(each[0], task.lease.cut), len(own), each[1])
+            for task, own, each in zip(tasks, data, found, strict=True)
+        ]
 
     def calibrate(self, task: Task, data: Examples, model: ElasticModel) -> Update:
         """Measure the norm statistics of a piece on the client's data."""

@@ -62,6 +62,8 @@ class LocalTraining:
     """Rounds over which the learning rate rises to its full height, from the first of the run on."""
     warmup_steps: int = 0
     """Steps over which it rises in every round anew, while the optimiser knows little of its gradients."""
+    together: int = 1
+    """Clients of one piece that are trained as one batch of networks, at most: pays for tiny ones; other rounding."""
     rounds: int | None = None  # all rounds of the run; set by the run itself
 
     def __post_init__(self) -> None:
@@ -90,6 +92,7 @@ class LocalTraining:
         require(self.warmup_steps >= 0, "training.warmup_steps", self.warmup_steps, "at least 0")
         fine = 1 <= self.accumulate <= self.batch_size
         require(fine, "training.accumulate", self.accumulate, f"1 to {self.batch_size}, the batch_size")
+        require(self.together >= 1, "training.together", self.together, "at least 1")
         check_options(self.optimiser, self.options)
         if (
             not self.is_sgd

@@ -43,7 +43,7 @@ class HeldWeights:
     def __init__(self, local: LocalTraining, inactive: Inactive, held: Weights) -> None:
         self.local = local
         self.held = {name: value for name, value in held.items() if value.requires_grad}
-        groups = _groups(local, self.held)
+        groups = decay_groups(local, self.held)
         self.rule: Rule = (
             _Sgd(local, self.held, groups) if local.is_sgd else _AnyOptimiser(local, self.held, groups)
         )
@@ -207,7 +207,7 @@ def _shaped(value: object, like: Tensor) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == like.shape
 
 
-def _groups(local: LocalTraining, held: Weights) -> list[Group]:
+def decay_groups(local: LocalTraining, held: Weights) -> list[Group]:
     """Weights that decay, and those that do not; one group where all are alike."""
     if local.decayed == "all" or local.weight_decay == 0:
         return [(list(held), local.weight_decay)]

@@ -58,7 +58,7 @@ def train(
     steps = LocalSteps(method, task, model)
     total, examples = 0.0, 0
     with task.seeds.scope("layers", client=task.client.id, round=task.round):
-        for step, batch in enumerate(batches(method.local, task, data, skip_single=_needs_pairs(model))):
+        for step, batch in enumerate(batches(method.local, task, data, skip_single=needs_pairs(model))):
             with phase("steps"):
                 loss, count = steps.take(step, batch), batch_size(batch)
             total, examples = total + loss * count, examples + count
@@ -83,7 +83,7 @@ class LocalSteps:
         self.optimiser = HeldWeights(method.local, method.inactive, self.held)
         self.steps = max(1, method.local.steps_for(task.client.num_examples))
         self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
-        self.least = 2 if method.local.accumulate > 1 and _needs_pairs(model) else 1  # examples of a part
+        self.least = 2 if method.local.accumulate > 1 and needs_pairs(model) else 1  # examples of a part
 
     def take(self, step: int, batch: Batch) -> float:
         """One step on one batch; returns its loss."""
@@ -179,7 +179,7 @@ def parts_of(batch: Batch, count: int, least: int = 1) -> Iterator[tuple[Batch, 
         yield map_tensors(batch, partial(torch.index_select, dim=0, index=rows)), len(rows) / examples
 
 
-def _needs_pairs(model: ElasticModel) -> bool:
+def needs_pairs(model: ElasticModel) -> bool:
     """Whether a single example cannot be trained on; batch norm needs two whether or not it tracks statistics."""
     return model.once(
         "needs pairs", lambda: any(isinstance(layer, _BatchNorm) for layer in model.module.modules())

@@ -10,7 +10,7 @@ from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.in_process import InProcess
-from fedtailor.engines.protocol import Answer, LaterScores
+from fedtailor.engines.protocol import Answer, LaterScores, flocks
 from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.messages import Measure, Task
@@ -49,9 +49,12 @@ class Automatic:
                 yield from self._in_workers(left)
                 continue
             started = time.monotonic()
-            (answer,) = self._here.run([left.pop(next(iter(left)))])
+            flock, *_ = flocks(list(left.values()), self._here.method.local.together)
+            answers = list(self._here.run(flock))
             self._alone += time.monotonic() - started
-            yield answer
+            for task in flock:
+                del left[task.client.id]
+            yield from answers
 
     def measure(
         self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedtailor.data.federated import FederatedData
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.engines.protocol import Answer, answer_to
+from fedtailor.engines.protocol import Answer, answers_to, flocks
 from fedtailor.messages import Task
 from fedtailor.method import Method
 
@@ -21,7 +21,7 @@ class InProcess:
     data: FederatedData
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
-        """One result per task, in the order of the tasks."""
-        for task in tasks:
-            data = self.data.examples_for(task.client.id, task.action)
-            yield answer_to(task, self.method, data, self.model)
+        """One result per task, in the order of the tasks unless some are trained together."""
+        for flock in flocks(tasks, self.method.local.together):
+            data = [self.data.examples_for(task.client.id, task.action) for task in flock]
+            yield from answers_to(flock, self.method, data, self.model)

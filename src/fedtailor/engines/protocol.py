@@ -77,17 +77,64 @@ def answer_to(
     try:
         update = method.perform(task, data, model)
     except Diverged as error:
-        return Refused(task.client.id, task.round, "diverged", str(error))
+        return _checked(task, error)
     except Exception as error:  # the user's code, on this client's data: it may raise anything
         if exhaustible and is_exhaustion(error):
             raise
         return Refused(task.client.id, task.round, FAILED, in_words(error), _trace(error))
-    reason, detail = fault_of(task, update)
+    return _checked(task, update)
+
+
+def flocks(tasks: Sequence[Task], together: int) -> list[list[Task]]:
+    """Tasks that are done at once: those that train one patch, in their order, at most so many; others by themselves.
+
+    Who is with whom follows from the tasks alone, so that every engine gives the same bits.
+    """
+    if together == 1:
+        return [[task] for task in tasks]
+    of_patch: dict[int, list[Task]] = {}
+    for task in tasks:
+        of_patch.setdefault(id(task.patch) if task.action == "train" else id(task), []).append(task)
+    return [
+        same[first : first + together]
+        for same in of_patch.values()
+        for first in range(0, len(same), together)
+    ]
+
+
+def answers_to(
+    tasks: Sequence[Task],
+    method: Method,
+    data: Sequence[Examples],
+    model: ElasticModel,
+    *,
+    exhaustible: bool = False,
+) -> list[Answer]:
+    """The same for a flock; where anything raises, each by itself, which shows whose fault it is."""
+    if len(tasks) > 1:
+        try:
+            found = method.train_together(tasks, data, model)
+        except Exception as error:  # as above
+            if exhaustible and is_exhaustion(error):
+                raise
+        else:
+            return [_checked(task, each) for task, each in zip(tasks, found, strict=True)]
+    return [
+        answer_to(task, method, own, model, exhaustible=exhaustible)
+        for task, own in zip(tasks, data, strict=True)
+    ]
+
+
+def _checked(task: Task, found: Update | Diverged) -> Answer:
+    """What came of a task, if it has the form of an answer to it."""
+    if isinstance(found, Diverged):
+        return Refused(task.client.id, task.round, "diverged", str(found))
+    reason, detail = fault_of(task, found)
     if reason:
         return Refused(task.client.id, task.round, reason, detail)
-    if update.client != task.client.id:
-        return Refused(task.client.id, task.round, "wrong-client", f"answers for client {update.client}")
-    return replace(update, nonce=task.lease.nonce)
+    if found.client != task.client.id:
+        return Refused(task.client.id, task.round, "wrong-client", f"answers for client {found.client}")
+    return replace(found, nonce=task.lease.nonce)
 
 
 def is_exhaustion(error: BaseException) -> bool:

@@ -35,23 +35,22 @@ class Job:
     rest: Value
     effort: int  # compared with other jobs
     tasks: tuple[Task, ...] = ()
+    together: bool = False  # the tasks are trained at once, and stay together
 
     @property
     def parts(self) -> list[Job]:
         """Its tasks as jobs of their own."""
         share = self.effort // max(1, len(self.tasks))
         return [
-            Job(self.tensors, {"tasks": [value]}, share, (task,))
+            Job(self.tensors, {"tasks": [value], "together": False}, share, (task,))
             for task, value in zip(self.tasks, self.rest["tasks"], strict=True)
         ]
 
 
-def job_of(tasks: Sequence[tuple[Task, int]], tensors: Tensors) -> Job:
+def job_of(tasks: Sequence[tuple[Task, int]], tensors: Tensors, together: bool = False) -> Job:
     """A job of tasks that share the tensors of their patches, each with its effort."""
-    values = [task_value(task) for task, _ in tasks]
-    return Job(
-        tensors, {"tasks": values}, sum(effort for _, effort in tasks), tuple(task for task, _ in tasks)
-    )
+    rest = {"tasks": [task_value(task) for task, _ in tasks], "together": together}
+    return Job(tensors, rest, sum(effort for _, effort in tasks), tuple(task for task, _ in tasks), together)
 
 
 def evaluation_value(deployed: Sequence[Sequence[Patch]], batches: range, action: Measure) -> Value:

@@ -52,6 +52,11 @@ class HeteroFL(Method):
         if (self.masked_loss or self.label_rows) and model.learning_task.classes:
             _label_group(model.groups)
 
+    @property
+    def alike(self) -> bool:
+        """Unless clients look at their own labels."""
+        return self.trains_as(HeteroFL) and not (self.masked_loss or self.label_rows)
+
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         task = super().assign(state, client, model, seeds)
         if not (self.label_rows and model.learning_task.classes):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedtailor.client.together import check_together
 from fedtailor.config import RunConfig
 from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import FederatedData, federate
@@ -156,6 +157,7 @@ def prepare(
             settled = dataclasses.replace(setup.settings, clients_per_round=count)
             setup = dataclasses.replace(setup, settings=settled)
     check_workers(method, model, data, settings.engine)
+    check_together(method, model)
     check_rule(setup)
     if settings.privacy.active:
         check_privacy(setup)

@@ -11,6 +11,7 @@ from fedtailor.client.evaluate import Score, batch_scores, batches_of, mean_scor
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
+from fedtailor.engines.protocol import flocks
 from fedtailor.engines.values import Job, Tensors, Value, evaluation_value, job_of
 from fedtailor.messages import Measure, Task
 
@@ -57,9 +58,12 @@ class Pile:
         self._tries[id(self._waiting.popleft())] += 1
 
     def settle(self, job: Job, result: Value | Lost) -> bool:
-        """What came of a job; False if it was lost and waits again, its tasks one by one: any may be why."""
+        """What came of a job; False if it was lost and waits again, its tasks one by one: any may be why.
+
+        Tasks that are trained together stay so: apart they would round otherwise.
+        """
         if isinstance(result, Lost) and self._tries[id(job)] < TRIES:
-            again = [job] if len(job.tasks) < 2 else self._apart(job)
+            again = [job] if len(job.tasks) < 2 or job.together else self._apart(job)
             self._waiting.extendleft(again)
             return False
         del self._open[id(job)]
@@ -75,16 +79,23 @@ class Pile:
         return parts
 
 
-def bundled(tasks: Sequence[tuple[Task, int]], least: int) -> list[Job]:
+def bundled(tasks: Sequence[tuple[Task, int]], least: int, together: int = 1) -> list[Job]:
     """Jobs of tasks, each with its effort: tiny ones that share a patch go together, so that handing over is little.
 
-    At least about so many jobs (0: each task by itself), so that who was given slow ones is helped out by others.
+    At least about so many jobs (0: each task by itself), so that who was given slow ones is helped out by others. Tasks
+    that are trained ``together`` are one job, however many there are.
     """
     shared: dict[int, Tensors] = {}  # of one patch that many tasks carry, the tensors are sent once
     by_patch: dict[int, list[tuple[Task, int]]] = {}
     for task, effort in tasks:
         shared.setdefault(id(task.patch), [dict(task.patch.values)])
         by_patch.setdefault(id(task.patch), []).append((task, effort))
+    if together > 1:
+        efforts = {id(task): effort for task, effort in tasks}
+        return [
+            job_of([(task, efforts[id(task)]) for task in flock], shared[id(flock[0].patch)], len(flock) > 1)
+            for flock in flocks([task for task, _ in tasks], together)
+        ]
     most = min(TINY_EFFORT, sum(effort for _, effort in tasks) // least) if least else 0
     return [job_of(part, shared[patch]) for patch, group in by_patch.items() for part in _parted(group, most)]
 

@@ -80,7 +80,8 @@ class WorkerPool:
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task, as they come; None when none came for a moment."""
         most = self.count * SHARES if self._bundles else 0
-        pile = Pile(bundled([(task, self._effort(task)) for task in tasks], most))
+        given = [(task, self._effort(task)) for task in tasks]
+        pile = Pile(bundled(given, most, self.method.local.together))
         for done in self._work(pile):
             if done is None or not pile.settle(*done):
                 yield None

@@ -26,7 +26,7 @@ from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
-from fedtailor.engines.protocol import answer_to, is_exhaustion
+from fedtailor.engines.protocol import Answer, answers_to, is_exhaustion
 from fedtailor.engines.values import Tensors, Value, answer_value, evaluation_of, task_of
 from fedtailor.engines.workers.luggage import unpack
 from fedtailor.engines.workers.shared_memory import LINE, SharedMemory, aligned
@@ -81,11 +81,13 @@ class Workshop:
             deployed, batches = evaluation_of(rest, tensors)
             scores = batch_scores(self.model, deployed, self.measured[rest["action"]][1], batches)
             return {"scores": [[[count, values] for count, values in each] for each in scores]}
-        return {"answers": [self._answer(task_of(value, tensors[0])) for value in rest["tasks"]]}
+        tasks = [task_of(value, tensors[0]) for value in rest["tasks"]]
+        flocks = [tasks] if rest["together"] else [[task] for task in tasks]
+        return {"answers": [answer_value(answer) for flock in flocks for answer in self._answers(flock)]}
 
-    def _answer(self, task: Task) -> Value:
-        data = self.clients.examples_for(task.client.id, task.action, self.measured)
-        return answer_value(answer_to(task, self.method, data, self.model, exhaustible=True))
+    def _answers(self, flock: list[Task]) -> list[Answer]:
+        data = [self.clients.examples_for(task.client.id, task.action, self.measured) for task in flock]
+        return answers_to(flock, self.method, data, self.model, exhaustible=True)
 
 
 Own = tuple[Examples, torch.Tensor, torch.Tensor]  # examples, and their partition: order, offsets

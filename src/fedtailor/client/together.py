@@ -1,0 +1,214 @@
+"""Many tiny clients of one piece as one batch of networks: a step of all of them is a few large operations.
+
+The clients' weights are stacked, (clients, ...), and ``torch.func.vmap`` runs the method's own forward pass and loss on
+them; nothing passes from one client to another. Each takes the batches that it would take alone, so results differ from
+those of single clients by rounding alone. Clients whose batches have other sizes, or who are through, step by
+themselves or rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.optim.sgd import sgd
+
+from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.stepping import decay_groups
+from fedtailor.client.training import Diverged, Training, batches, needs_pairs
+from fedtailor.data.batches import Batch, Examples, batch_size
+from fedtailor.elasticity.costing.budget import Budget
+from fedtailor.elasticity.cutting.cut import Cut
+from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.elasticity.model import ElasticModel
+from fedtailor.elasticity.running.pieces import Weights
+from fedtailor.errors import FedtailorError, require
+from fedtailor.messages import Client, Lease, Task
+from fedtailor.seeds import Seeds
+from fedtailor.steps import phase
+
+Trained = tuple[Patch, dict[str, float]]
+Steps = tuple[int, float]  # examples of a batch, and the rate: what clients that step together share
+
+
+def train_together(
+    method: Training, tasks: Sequence[Task], data: Sequence[Examples], model: ElasticModel
+) -> list[Trained | Diverged]:
+    """What ``training.train`` makes of each task; all of them carry one patch. Who left the numbers is among them."""
+    flock = _Flock(method, tasks, model)
+    single = needs_pairs(model)
+    waiting = {
+        number: batches(method.local, task, own, skip_single=single)
+        for number, (task, own) in enumerate(zip(tasks, data, strict=True))
+    }
+    step = 0
+    while waiting:
+        for rows, batch, rate in _side_by_side(flock, waiting, step):
+            with phase("steps"):
+                flock.take(step, rows, batch, rate)
+        step += 1
+    return [flock.outcome(number) for number in range(len(tasks))]
+
+
+def _side_by_side(
+    flock: _Flock, waiting: dict[int, Iterator[Batch]], step: int
+) -> Iterator[tuple[list[int], Batch, float]]:
+    """The next batches of those who have any, stacked where sizes and rates are equal; the others wait no longer."""
+    found: dict[Steps, list[tuple[int, Batch]]] = {}
+    for number in list(waiting):
+        try:
+            batch = None if flock.lost[number] else next(waiting[number], None)
+        except Diverged as error:  # too few examples for a batch
+            flock.lost[number], batch = error, None
+        if batch is None:
+            del waiting[number]
+        else:
+            key = batch_size(batch), flock.rate(number, step)
+            found.setdefault(key, []).append((number, batch))
+    for (_, rate), those in found.items():
+        yield [number for number, _ in those], _stacked([batch for _, batch in those]), rate
+
+
+def _stacked(parts: Sequence[Batch]) -> Batch:
+    """Batches of one size, (clients, examples, ...)."""
+    columns = [list(part.values()) if isinstance(part, dict) else part for part in parts]
+    stacked = [torch.stack(column) for column in zip(*columns, strict=True)]
+    first = parts[0]
+    return dict(zip(first, stacked, strict=True)) if isinstance(first, dict) else tuple(stacked)
+
+
+class _Flock:
+    """What all clients hold, stacked, and moved by one step after the other."""
+
+    def __init__(self, method: Training, tasks: Sequence[Task], model: ElasticModel) -> None:
+        self.method, self.tasks, self.model = method, tasks, model
+        patch = tasks[0].patch
+        self.cut, self.local = patch.cut, method.local
+        self.fixed = {n: value for n, value in patch.values.items() if n not in model.trainable}
+        self.start = {n: value.detach() for n, value in patch.values.items() if n in model.trainable}
+        size = len(tasks)
+        self.held = {n: value.expand(size, *value.shape).clone() for n, value in self.start.items()}
+        moving = self.local.momentum > 0
+        self.momenta = {n: torch.zeros_like(value) for n, value in self.held.items()} if moving else {}
+        self.groups = decay_groups(self.local, self.start)
+        self.lost: list[Diverged | None] = [None] * size
+        self.totals, self.examples = [0.0] * size, [0] * size
+        self.everyone = list(range(size))
+
+    def rate(self, number: int, step: int) -> float:
+        """The learning rate of a client's step."""
+        task = self.tasks[number]
+        return self.local.rate(task.round, step, max(1, self.local.steps_for(task.client.num_examples)))
+
+    def take(self, step: int, rows: list[int], batch: Batch, rate: float) -> None:
+        """One step of these clients, each on its part of the batch."""
+        all_of_them = rows == self.everyone
+        places = torch.tensor(rows)
+        held, momenta = (
+            each if all_of_them else {n: value.index_select(0, places) for n, value in each.items()}
+            for each in (self.held, self.momenta)
+        )
+        leaves = {n: value.detach().requires_grad_() for n, value in held.items()}
+        losses = vmap(self._loss)(leaves, batch)
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        gradients = {n: value for n, value in zip(leaves, found, strict=True) if value is not None}
+        self._note(step, rows, losses, _examples_of_one(batch))
+        with torch.no_grad():
+            self._move(held, momenta, gradients, rate)
+            if not all_of_them:
+                for whole, part in ((self.held, held), (self.momenta, momenta)):
+                    for name, value in part.items():
+                        whole[name].index_copy_(0, places, value)
+
+    def _loss(self, weights: Weights, batch: Batch) -> Tensor:
+        """Of one client; what belongs to clients alone the method does not look at (``Method.alike``)."""
+        task, values = self.tasks[0], {**self.fixed, **weights}
+        output = self.method.forward(values, self.cut, batch, task, self.model)
+        return self.method.loss([output], [values], batch, task, self.model)
+
+    def _note(self, step: int, rows: list[int], losses: Tensor, examples: int) -> None:
+        for number, value in zip(rows, losses.tolist(), strict=True):
+            if not math.isfinite(value):
+                client = self.tasks[number].client.id
+                self.lost[number] = Diverged(f"the loss of client {client} became {value} in step {step}")
+            self.totals[number] += value * examples
+            self.examples[number] += examples
+
+    def _move(self, held: Weights, momenta: Weights, gradients: Weights, rate: float) -> None:
+        """SGD on stacked weights, as ``stepping`` does it on those of one client."""
+        if self.local.proximal > 0:
+            for name, gradient in gradients.items():
+                gradient.add_(held[name] - self.start[name], alpha=self.local.proximal)
+        if self.local.clip_norm < math.inf:
+            _clip(list(gradients.values()), self.local.clip_norm)
+        for names, decay in self.groups:
+            moved = [name for name in names if name in gradients]
+            sgd(
+                [held[name] for name in moved], [gradients[name] for name in moved],
+                [momenta.get(name) for name in moved], weight_decay=decay, momentum=self.local.momentum, lr=rate,
+                dampening=0.0, nesterov=self.local.nesterov, maximize=False, foreach=True,
+            )  # fmt: skip
+
+    def outcome(self, number: int) -> Trained | Diverged:
+        """What one client sends back, and its mean loss."""
+        lost = self.lost[number]
+        if lost is not None:
+            return lost
+        names, examples = self.tasks[number].lease.names, self.examples[number]
+        values = {**self.fixed, **{n: value[number] for n, value in self.held.items()}}
+        patch = Patch({n: values[n] for n in self.tasks[number].patch.values if n in names}, self.cut)
+        metrics = {"loss": self.totals[number] / max(1, examples), "examples": float(examples)}
+        return patch, metrics
+
+
+def _examples_of_one(batch: Batch) -> int:
+    first = next(iter(batch.values())) if isinstance(batch, dict) else batch[-1]
+    return int(first.shape[1])
+
+
+def _clip(gradients: Sequence[Tensor], most: float) -> None:
+    """Every client's gradients to a norm of at most ``most``, as PyTorch's function does it for one."""
+    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients]
+    norms = torch.stack(squares).sum(0).sqrt()
+    factors = (most / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
+
+
+def check_together(method: Any, model: ElasticModel) -> None:
+    """Refuse, before a run starts, what cannot be trained as one batch of networks."""
+    local: LocalTraining = method.local
+    asked = local.together
+    if asked == 1:
+        return
+    name = "training.together"
+    require(local.is_sgd, name, asked, f"1 with training.optimiser = {local.optimiser!r}: it is for sgd")
+    require(local.accumulate == 1, name, asked, f"1 with training.accumulate = {local.accumulate}")
+    require(local.precision == "float32", name, asked, f"1 with training.precision = {local.precision!r}")
+    require(
+        method.alike,
+        name,
+        asked,
+        f"1 with {method.name}, whose clients train in ways of their own; those of fedavg do not, nor do those of "
+        "heterofl and fedrolex with masked_loss = false and label_rows = false",
+    )
+    try:
+        _try_two(method, model)
+    except (RuntimeError, ValueError) as error:  # what vmap says of layers that it cannot follow
+        words = str(error).strip().partition("\n")[0]
+        raise FedtailorError(
+            f"{name} = {asked}: {type(model.module).__name__} cannot be trained for several clients at once ({words}); "
+            "expected 1, or a network without layers that draw (dropout) or keep statistics (batch norm)"
+        ) from error
+
+
+def _try_two(method: Any, model: ElasticModel) -> None:
+    """A step of two clients on the example that the model was traced with."""
+    cut = Cut.everything()
+    patch = Patch(dict(model.weights()), cut)
+    task = Task(Client(0, "", Budget(), 1), 0, patch, Lease(frozenset(patch.values), cut), Seeds(0))
+    _Flock(method, [task, task], model).take(0, [0, 1], _stacked([model.example] * 2), rate=0.0)
