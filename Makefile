@@ -4,6 +4,7 @@
 # make test-soak   twenty minutes of kills, full disks and clients that raise, lie and dawdle; MINUTES=2 is a short one
 # make fuzz   a million mutated files for everything that is read; TOTAL=20000 is a short one
 # make test-zoo   models of torchvision, timm and transformers, in an environment of their own, about half an hour; docs/zoo.md is made by it
+# make bench   rounds beside the bare training steps, a plain loop, pfl and Flower's simulation, in an environment of their own; ONLY=W4 is a short one
 # make docs   the documentation as a site: site/index.html
 # make lint   ruff and mypy
 
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Runs and tests start many processes: without bytecode each of them compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-slow test-soak test-zoo fuzz test-browser lint format clean
+.PHONY: bench demo docs test test-slow test-soak test-zoo fuzz test-browser lint format clean
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -57,6 +58,15 @@ test-zoo: $(ZOO)/.installed
 	OMP_NUM_THREADS=1 $(ZOO)/bin/python -m pytest -n 2 -m zoo tests/zoo
 	$(ZOO)/bin/python tools/zoo_page.py
 
+BENCH := .venv-bench
+$(BENCH)/.installed: benchmarks/peers.txt
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/peers.txt
+	touch $@
+
+bench: $(VENV)/.development $(BENCH)/.installed
+	$(BIN)/python benchmarks/rounds/run.py --peers $(BENCH)/bin/python $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+
 $(VENV)/.browser: $(VENV)/.development
 	$(PIP) --editable '.[browser]'
 	touch $@
@@ -82,4 +92,4 @@ format: $(VENV)/.development
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(ZOO) build dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ZOO) $(BENCH) build dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,100 @@
+"""The limit: nothing but training steps, in two processes, with every trick that fedtailor itself uses.
+
+    python benchmarks/rounds/bare.py W1
+
+Kept memory, channels_last, one fused optimiser call, weights set back by copying. Nothing is selected, sent, checked or
+merged. Half of the clients train in each process, the longest first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.optim.sgd import sgd
+from turns import take_turns
+from workloads import ADAMW_RATE, RATE, WORKLOADS, Workload
+
+PROCESSES = 2
+
+
+def trainer(workload: Workload, width: float) -> Callable[[list[torch.Tensor]], None]:
+    """What trains one client at a width."""
+    torch.manual_seed(0)
+    network = workload.build(width)
+    weights: list[torch.Tensor] = list(network.parameters())
+    for weight in weights:
+        if weight.dim() == 4:
+            weight.data = weight.data.clone(memory_format=torch.channels_last)  # strides, also of one channel
+    start = [weight.detach().clone() for weight in weights]
+
+    def train(columns: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(weights, start)
+        optimiser = torch.optim.AdamW(weights, lr=ADAMW_RATE, weight_decay=0.0) if workload.adamw else None
+        for rows in torch.randperm(workload.examples).split(workload.batch):
+            inputs, labels = (column.index_select(0, rows) for column in columns)
+            cross_entropy(network(inputs), labels).backward()
+            if optimiser is not None:
+                optimiser.step()
+            else:
+                with torch.no_grad():
+                    found = [weight.grad for weight in weights if weight.grad is not None]
+                    sgd(
+                        weights, found, [None] * len(weights), weight_decay=0.0, momentum=0.0, lr=RATE,
+                        dampening=0.0, nesterov=False, maximize=False, foreach=True,
+                    )  # fmt: skip
+            for weight in weights:
+                weight.grad = None
+
+    return train
+
+
+def half(workload: Workload, number: int) -> Callable[[], None]:
+    """The clients of one process: those of every tier are dealt out in turn."""
+    columns = workload.data()
+    trainers = {width: trainer(workload, width) for width in workload.widths}
+    widths = [workload.widths[place % len(workload.widths)] for place in range(workload.cohort)]
+    order = sorted(range(workload.cohort), key=lambda place: -widths[place])
+    mine = [(trainers[widths[place]], workload.part(columns, place)) for place in order[number::PROCESSES]]
+
+    def round() -> None:
+        for train, part in mine:
+            train(part)
+
+    return round
+
+
+def main() -> None:
+    """One child process for each part, told by a byte, and telling by a byte."""
+    workload = WORKLOADS[sys.argv[1]]
+    torch.set_num_threads(1)
+    pipes = []
+    for number in range(PROCESSES):
+        (to_read, to_child), (from_child, to_write) = os.pipe(), os.pipe()
+        if os.fork() == 0:
+            os.close(to_child)
+            round = half(workload, number)
+            round()
+            while os.read(to_read, 1):
+                round()
+                os.write(to_write, b".")
+            os._exit(0)
+        os.close(to_read)
+        pipes.append((to_child, from_child))
+
+    def both() -> None:
+        for to_child, _ in pipes:
+            os.write(to_child, b".")
+        for _, from_child in pipes:
+            os.read(from_child, 1)
+
+    both()
+    take_turns(both)
+
+
+if __name__ == "__main__":
+    main()
