@@ -1,10 +1,9 @@
-"""Jobs and answers as plain values, which travel between processes in the wire format."""
+"""Tasks and answers as plain values, which travel between processes in the wire format."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -22,35 +21,6 @@ from fedtailor.storage.wire import MAX_INTEGER
 
 Value = dict[str, Any]
 Tensors = list[dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker is given: tasks of clients, or some batches of the test examples to evaluate all tiers on.
-
-    Tensors travel by themselves, because several jobs may share them; tasks of one job do.
-    """
-
-    tensors: Tensors
-    rest: Value
-    effort: int  # compared with other jobs
-    tasks: tuple[Task, ...] = ()
-    together: bool = False  # the tasks are trained at once, and stay together
-
-    @property
-    def parts(self) -> list[Job]:
-        """Its tasks as jobs of their own."""
-        share = self.effort // max(1, len(self.tasks))
-        return [
-            Job(self.tensors, {"tasks": [value], "together": False}, share, (task,))
-            for task, value in zip(self.tasks, self.rest["tasks"], strict=True)
-        ]
-
-
-def job_of(tasks: Sequence[tuple[Task, int]], tensors: Tensors, together: bool = False) -> Job:
-    """A job of tasks that share the tensors of their patches, each with its effort."""
-    rest = {"tasks": [task_value(task) for task, _ in tasks], "together": together}
-    return Job(tensors, rest, sum(effort for _, effort in tasks), tuple(task for task, _ in tasks), together)
 
 
 def evaluation_value(deployed: Sequence[Sequence[Patch]], batches: range, action: Measure) -> Value:
@@ -85,7 +55,7 @@ def task_value(task: Task) -> Value:
     client = task.client
     return {
         "client": [client.id, client.tier, client.num_examples, client.slot],
-        "budget": {name: _plain(limit) for name, limit in client.budget.limits.items()},
+        "budget": {name: plain_number(limit) for name, limit in client.budget.limits.items()},
         "round": task.round,
         "cut": cut_value(task.patch.cut),
         "lease": [sorted(task.lease.names), cut_value(task.lease.cut), sorted(task.lease.partial)],
@@ -124,8 +94,8 @@ def answer_value(answer: Answer) -> Value:
     return {
         "update": [answer.client, answer.round, answer.base_round],
         "nonce": answer.nonce,
-        "weight": _plain(answer.weight),
-        "metrics": {name: _plain(metric) for name, metric in answer.metrics.items()},
+        "weight": plain_number(answer.weight),
+        "metrics": {name: plain_number(metric) for name, metric in answer.metrics.items()},
         "memory": dict(answer.memory),
         "cut": cut_value(answer.patch.cut),
         "values": dict(answer.patch.values),
@@ -157,7 +127,7 @@ def levels_of(value: dict[str, Tensor] | None) -> Levels | None:
     return None if value is None else Levels(value)
 
 
-def _plain(number: Any) -> Any:
+def plain_number(number: Any) -> Any:
     """Exact numbers as text, and NumPy's as Python's: the wire knows no others."""
     if isinstance(number, Fraction):
         return str(number)

@@ -13,6 +13,7 @@ import torch
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
+from fedtailor.engines.protocol import Answer
 from fedtailor.engines.values import (
     answer_of,
     answer_value,
@@ -21,6 +22,7 @@ from fedtailor.engines.values import (
     task_of,
     task_value,
 )
+from fedtailor.engines.workers.jobs import answers_of, answers_value, tasks_of, tasks_value
 from fedtailor.messages import Client, Lease, Refused, Task, Update
 from fedtailor.seeds import Seeds
 from fedtailor.storage.wire import decode, encode
@@ -130,3 +132,91 @@ def test_bad_weights_travel_too_so_that_the_server_can_refuse_them(weight):
 def test_refused_clients():
     refused = Refused(5, 6, "diverged", "the loss became nan")
     assert answer_of(through(answer_value(refused))) == refused
+
+
+def tasks_alike(count: int = 3) -> list[Task]:
+    patch = Patch(dict(VALUES), CUT)
+    lease = Lease(frozenset(VALUES), CUT, frozenset({"b"}), 7, 99)
+    return [
+        Task(
+            Client(number, "small", Budget(width=Fraction(1, 3)), 10 + number, number),
+            4, patch, dataclasses.replace(lease, nonce=f"n{number}"), Seeds(5), memory_round=number - 1,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def test_tasks_of_one_piece_travel_as_one_and_their_differences():
+    tasks = tasks_alike()
+    value = through(tasks_value(tasks))
+    assert value.keys() == {"first", "own"}
+    assert tasks_of(value, VALUES) == [dataclasses.replace(task, patch=Patch(VALUES, CUT)) for task in tasks]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory": {"seen": torch.ones(2)}},
+        {"round": 5},
+        {"action": "calibrate"},
+        {"seeds": Seeds(6)},
+        {"client": Client(1, "large", Budget(width=1), 11, 1)},
+        {"lease": Lease(frozenset(VALUES), CUT, most_metrics=8)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_tasks_that_differ_otherwise_travel_whole(change):
+    first, second, third = tasks_alike()
+    tasks = [first, dataclasses.replace(second, **change), third]
+    value = through(tasks_value(tasks))
+    assert value.keys() == {"tasks"}
+    found = tasks_of(value, VALUES)
+    assert [dataclasses.replace(task, memory={}) for task in found] == [
+        dataclasses.replace(task, memory={}, patch=Patch(VALUES, CUT)) for task in tasks
+    ]
+    assert [task.memory.keys() for task in found] == [task.memory.keys() for task in tasks]
+
+
+def updates_alike(tasks: list[Task]) -> list[Update]:
+    return [
+        Update(
+            task.client.id, 4, 4, Patch({n: value + task.client.id for n, value in VALUES.items()}, CUT),
+            Fraction(task.client.id + 1, 3), {"loss": 0.5 + task.client.id, "examples": 3}, {}, task.lease.nonce,
+        )
+        for task in tasks
+    ]  # fmt: skip
+
+
+def test_updates_of_one_piece_travel_as_few_tensors():
+    tasks = tasks_alike()
+    updates = updates_alike(tasks)
+    value = through(answers_value(updates))
+    assert {name: tuple(stacked.shape) for name, stacked in value["values"].items()} == {
+        "z.weight": (3, 4),
+        "a.count": (3,),
+    }
+    for one, other in zip(answers_of(value, tasks), updates, strict=True):
+        assert isinstance(one, Update)
+        assert one.patch.cut is tasks[0].lease.cut
+        assert {n: bits(v) for n, v in one.patch.values.items()} == {
+            n: bits(v) for n, v in other.patch.values.items()
+        }
+        assert (one.client, one.round, one.base_round, one.nonce) == (other.client, 4, 4, other.nonce)
+        assert (one.weight, one.metrics) == (str(other.weight), other.metrics)
+
+
+@pytest.mark.parametrize("odd", ["refused", "memory", "metrics", "shape"])
+def test_answers_that_differ_travel_by_themselves(odd):
+    tasks = tasks_alike()
+    answers: list[Answer] = list(updates_alike(tasks))
+    second = answers[1]
+    assert isinstance(second, Update)
+    answers[1] = {
+        "refused": Refused(1, 4, "diverged", "the loss"),
+        "memory": dataclasses.replace(second, memory={"seen": torch.ones(2)}),
+        "metrics": dataclasses.replace(second, metrics={"loss": 1.0}),
+        "shape": dataclasses.replace(second, patch=Patch({**VALUES, "a.count": torch.ones(2)}, CUT)),
+    }[odd]
+    value = through(answers_value(answers))
+    assert value.keys() == {"answers"}
+    assert [type(each) for each in answers_of(value, tasks)] == [type(each) for each in answers]

@@ -48,6 +48,7 @@ class ModelCosts:
         self._recorded: dict[str, Curve | None] = {}
         self._imaginable = False  # whether tensors without memory show what autograd saves
         self._remembered: dict[tuple[object, ...], int] = {}
+        self._costs: dict[tuple[Counts, Workload | None], Cost] = {}
         self._answers: list[object] = []  # to code that asks for values, where tensors have none
 
     def without(self, absent: frozenset[str]) -> ModelCosts:
@@ -120,13 +121,18 @@ class ModelCosts:
         counts, fixed = self.counts(cut), tuple(cut.channels.get(g) for g in self.pieces.groups.fixed)
         if any(units is not None for units in fixed):
             return self._counted(cut, workload)
-        memory = None if workload is None else self.measure("memory", counts, workload)
-        return Cost(
-            self.measure("params", counts),
-            self.measure("macs", counts),
-            self.measure("bytes", counts),
-            memory,
-        )
+        key = counts, workload
+        if key not in self._costs:  # a server asks for every client of a round
+            if len(self._costs) >= REMEMBERED:
+                self._costs.clear()
+            memory = None if workload is None else self.measure("memory", counts, workload)
+            self._costs[key] = Cost(
+                self.measure("params", counts),
+                self.measure("macs", counts),
+                self.measure("bytes", counts),
+                memory,
+            )
+        return self._costs[key]
 
     def of_limit(self, limit: str, cut: Cut, workload: Workload | None = None) -> int:
         """What a cut costs, in the unit of a limit."""

@@ -12,7 +12,8 @@ from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.protocol import flocks
-from fedtailor.engines.values import Job, Tensors, Value, evaluation_value, job_of
+from fedtailor.engines.values import Tensors, Value, evaluation_value
+from fedtailor.engines.workers.jobs import Job, job_of
 from fedtailor.messages import Measure, Task
 
 TRIES = 2  # how often a job is given out before it is lost

@@ -24,7 +24,8 @@ from fedtailor.data.partitions import Partition
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.protocol import Answer, LaterScores
-from fedtailor.engines.values import Job, Value, answer_of, masked_cut
+from fedtailor.engines.values import Value
+from fedtailor.engines.workers.jobs import Job, answers_of
 from fedtailor.engines.workers.luggage import NotPortable, pack
 from fedtailor.engines.workers.piles import SHARES, Lost, Measurement, Pile, bundled
 from fedtailor.engines.workers.process import Died, WorkerProcess
@@ -91,9 +92,7 @@ class WorkerPool:
                 for task in job.tasks:
                     yield Refused(task.client.id, task.round, "worker-died", result.cause)
                 continue
-            for task, answer in zip(job.tasks, result["answers"], strict=True):
-                mask = masked_cut(task).mask
-                yield answer_of(answer, None if mask is None else mask.levels)
+            yield from answers_of(result, job.tasks)
 
     def measure(
         self, deployed: Sequence[Sequence[Patch]], action: Measure = "evaluate"

@@ -14,7 +14,8 @@ from contextlib import suppress
 import torch
 
 from fedtailor.engines.settings import FOR_TRAINING
-from fedtailor.engines.values import Job, Tensors, Value
+from fedtailor.engines.values import Tensors, Value
+from fedtailor.engines.workers.jobs import Job
 from fedtailor.engines.workers.lifeline import beat_of
 from fedtailor.engines.workers.luggage import NotPortable
 from fedtailor.engines.workers.shared_memory import SharedMemory, aligned

@@ -27,7 +27,8 @@ from fedtailor.elasticity.groups import ChannelGroups
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
 from fedtailor.engines.protocol import Answer, answers_to, is_exhaustion
-from fedtailor.engines.values import Tensors, Value, answer_value, evaluation_of, task_of
+from fedtailor.engines.values import Tensors, Value, evaluation_of
+from fedtailor.engines.workers.jobs import answers_value, tasks_of
 from fedtailor.engines.workers.luggage import unpack
 from fedtailor.engines.workers.shared_memory import LINE, SharedMemory, aligned
 from fedtailor.errors import FedtailorError
@@ -81,9 +82,9 @@ class Workshop:
             deployed, batches = evaluation_of(rest, tensors)
             scores = batch_scores(self.model, deployed, self.measured[rest["action"]][1], batches)
             return {"scores": [[[count, values] for count, values in each] for each in scores]}
-        tasks = [task_of(value, tensors[0]) for value in rest["tasks"]]
+        tasks = tasks_of(rest, tensors[0])
         flocks = [tasks] if rest["together"] else [[task] for task in tasks]
-        return {"answers": [answer_value(answer) for flock in flocks for answer in self._answers(flock)]}
+        return answers_value([answer for flock in flocks for answer in self._answers(flock)])
 
     def _answers(self, flock: list[Task]) -> list[Answer]:
         data = [self.clients.examples_for(task.client.id, task.action, self.measured) for task in flock]
