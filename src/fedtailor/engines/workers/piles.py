@@ -18,7 +18,7 @@ from fedtailor.messages import Measure, Task
 
 TRIES = 2  # how often a job is given out before it is lost
 SHARES = 4  # jobs for each worker at least: one that is slower than the others is given fewer of them
-TINY_EFFORT = 20_000_000  # multiply-accumulates forward: about ten milliseconds of training
+TINY_EFFORT = 100_000_000  # multiply-accumulates forward: about fifty milliseconds of training
 BUNDLE_BYTES = 8 * 2**20  # of answers that are left in a mailbox together
 
 
