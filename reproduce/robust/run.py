@@ -1,6 +1,6 @@
 """What one or two bad clients of eleven do to every method with the shared merge, and what each rule of [merge] saves.
 
-    FEDTAILOR_DATA=... python -m reproduce.robust.run [--list] [--tables] [--seconds N] [method ...]
+    FEDTAILOR_DATA=... python -m reproduce.robust.run [--list] [--tables] [--summary] [--seconds N] [method ...]
 
 Each cell of the table is one run: a method, an attack, a rule. Call it again after an interruption: what is in
 results.json is not repeated. HetLoRA needs the extra: pip install 'fedtailor[adapters]'.
@@ -148,6 +148,48 @@ def tables(chosen: list[str]) -> Iterator[str]:
         yield ""
 
 
+def summary(chosen: list[str]) -> Iterator[str]:
+    """The two tables of docs/trust.md: the most that one bad client costs, and what honesty and two of them cost."""
+    found = read()
+    head = " | ".join(RULES)
+    yield from (f"| | {head} |", "|---|" + "---:|" * len(RULES))
+    for method in chosen:
+        cells = [_most_lost(found, method, rule) for rule in RULES]
+        yield f"| `{method}` | {' | '.join(cells)} |"
+    yield from (
+        "",
+        f"| | honest: {head} | without the two | {head} |",
+        "|---|" + "---:|" * (2 * len(RULES) + 1),
+    )
+    two = "two, sign-flip x5"
+    for method in chosen:
+        honest = found[Cell(method, "none", "mean").key]["mean"]
+        costs = [_cost(found.get(Cell(method, "none", rule).key), honest) for rule in RULES[1:]]
+        left = [_left(found.get(Cell(method, two, rule).key)) for rule in RULES]
+        without = found[Cell(method, f"without {two}", "mean").key]["mean"]
+        yield f"| `{method}` | {100 * honest:.1f} | {' | '.join(costs)} | {100 * without:.1f} | {' | '.join(left)} |"
+
+
+def _most_lost(found: dict[str, Any], method: str, rule: str) -> str:
+    """Points below the run without the bad client, over all attacks by one; a run that stopped has lost everything."""
+    lost = []
+    for attack in ATTACKS:
+        figures = found.get(Cell(method, attack, rule).key)
+        if figures is not None and not attack.startswith("two"):
+            lost.append(found[Cell(method, reference(attack), "mean").key]["mean"] - figures["mean"])
+    return (f"{100 * max(lost):.1f}" if max(lost) > 0 else "none") if lost else "refused"
+
+
+def _cost(figures: dict[str, Any] | None, honest: float) -> str:
+    return "refused" if figures is None else f"{100 * (figures['mean'] - honest):+.1f}"
+
+
+def _left(figures: dict[str, Any] | None) -> str:
+    if figures is None:
+        return "refused"
+    return "diverged" if figures["stopped"] else f"{100 * figures['mean']:.1f}"
+
+
 def _shown(figures: dict[str, Any] | None) -> str:
     if figures is None:
         return ""
@@ -178,11 +220,13 @@ def main() -> None:
     )
     parser.add_argument("--list", action="store_true", help="show the commands and stop")
     parser.add_argument("--tables", action="store_true", help="show what came out as tables, and stop")
+    parser.add_argument("--summary", action="store_true", help="show the tables of docs/trust.md, and stop")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run later than that")
     options = parser.parse_args()
     chosen = options.methods or list(METHODS)
-    if options.list or options.tables:
-        print("\n".join((commands if options.list else tables)(chosen)))
+    shown = commands if options.list else tables if options.tables else summary if options.summary else None
+    if shown is not None:
+        print("\n".join(shown(chosen)))
     else:
         run(chosen, options.seconds)
 

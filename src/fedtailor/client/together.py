@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,16 @@ from fedtailor.errors import FedtailorError, require
 from fedtailor.messages import Client, Lease, Task
 from fedtailor.seeds import Seeds
 from fedtailor.steps import phase
+
+
+class Together(Training, Protocol):
+    """What is asked of a method before many of its clients are trained at once."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def alike(self) -> bool: ...
+
 
 Trained = tuple[Patch, dict[str, float]]
 Steps = tuple[int, float]  # examples of a batch, and the rate: what clients that step together share
@@ -179,7 +189,7 @@ def _clip(gradients: Sequence[Tensor], most: float) -> None:
         gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
 
 
-def check_together(method: Any, model: ElasticModel) -> None:
+def check_together(method: Together, model: ElasticModel) -> None:
     """Refuse, before a run starts, what cannot be trained as one batch of networks."""
     local: LocalTraining = method.local
     asked = local.together
@@ -206,7 +216,7 @@ def check_together(method: Any, model: ElasticModel) -> None:
         ) from error
 
 
-def _try_two(method: Any, model: ElasticModel) -> None:
+def _try_two(method: Together, model: ElasticModel) -> None:
     """A step of two clients on the example that the model was traced with."""
     cut = Cut.everything()
     patch = Patch(dict(model.weights()), cut)
