@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from fedtailor.client.evaluate import evaluate_deployed
@@ -44,16 +45,15 @@ class Automatic:
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task."""
         left = {task.client.id: task for task in tasks}
+        waiting = deque(flocks(tasks, self._here.method.local.together))
         while left:
             if self._pool_is_ready():
                 yield from self._in_workers(left)
                 continue
+            flock = [left.pop(task.client.id) for task in waiting.popleft() if task.client.id in left]
             started = time.monotonic()
-            flock, *_ = flocks(list(left.values()), self._here.method.local.together)
             answers = list(self._here.run(flock))
             self._alone += time.monotonic() - started
-            for task in flock:
-                del left[task.client.id]
             yield from answers
 
     def measure(
