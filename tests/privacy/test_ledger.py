@@ -190,13 +190,14 @@ def _child(folder: Path, at: int, silent: int | None) -> None:
     watch = _killing(at)
     for place, name in POINTS:
         setattr(place, name, watch(getattr(place, name)))
-    answer = in_process.answer_to
+    answers = in_process.answers_to
 
-    def without(task: Any, *others: Any) -> Any:
+    def without(tasks: Any, *others: Any) -> Any:
+        (task,) = tasks
         lost = task.client.id == silent
-        return Refused(silent, task.round, "no-answer") if lost else answer(task, *others)
+        return [Refused(silent, task.round, "no-answer")] if lost else answers(tasks, *others)
 
-    in_process.answer_to = without
+    in_process.answers_to = without
     resume(folder) if folder.exists() else run_config(config(), folder)
 
 
