@@ -4,8 +4,9 @@
     python -m reproduce.ofa_fl.run --draw
 
 `mlp` and `cnn` compare OFA-FL, LTP and one-shot pruning (with and without rewinding), globally and layer by layer;
-`dense` has the ratios of the paper's table 2, `ten` ten of them; `early` prunes before the network has converged;
-`cifar10` shows how accuracy drops and recovers; `channels` trains networks without whole channels on the same images.
+`dense` has the ratios of the paper's table 2, `ten` ten of them; `when` prunes before the network has converged, and twice
+as often; `cifar10` shows how accuracy drops and recovers; `channels` trains networks without whole channels on the same
+images.
 Call it again after an interruption: what is in results.json or finished below runs/ofa_fl is not repeated.
 """
 
@@ -84,13 +85,13 @@ def densities(*ratios: str) -> tuple[str, ...]:
 READ = (ending, moments)
 DENSE = densities("1", "0.9", "0.8", "0.7", "0.6")
 TEN = (*densities("1", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"), "rounds=140")
-EARLY = ("method.first=3", "method.every=3", "rounds=90")
+WHEN = {"early": ("method.first=3", "method.every=3"), "often": ("method.every=5",)}
 CUT = ('method={name = "fjord", distillation = false}', 'fleet={name = "uniform-5"}')
 EXPERIMENTS = (
     Variants("mlp", MLP, EVERY, 3, figures=(*READ, device)),
     Variants("dense", MLP, METHODS, 3, DENSE, READ),
     Variants("ten", MLP, METHODS, 3, TEN, READ),
-    Variants("early", MLP, {"ofa-fl": ()}, 3, EARLY, READ),
+    Variants("when", MLP, WHEN, 3, figures=READ),
     Variants(
         "convergence", MLP, {"ofa-fl": ("method.trigger=convergence", "data.validation=0")}, 3, figures=READ
     ),
