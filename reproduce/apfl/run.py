@@ -43,12 +43,12 @@ TARGETS = (0.4, 0.5, 0.6, 0.65)  # accuracies whose price in bytes is asked for
 
 APFL = {"apfl": (), "apfl-inherit": ("method.inherit=true",)}
 FEDAVG = {  # statistics measured, as in the others
-    f"fedavg-{name}": (f'method={{name = "fedavg", width = "{width}", norm = "static"}}', "rounds=30")
+    f"fedavg-{name}": (f'method={{name = "fedavg", width = "{width}", norm = "static"}}', "rounds=24")
     for name, width in (("half", "1/2"), ("full", "1"))
 }
 METHODS = {  # the baselines have no warm-up and no search: as many rounds as FedPA has
     **APFL,
-    "feduniform": ('method={name = "feduniform", recalibrate = true}', "rounds=30"),
+    "feduniform": ('method={name = "feduniform", recalibrate = true}', "rounds=24"),
     **FEDAVG,
 }
 

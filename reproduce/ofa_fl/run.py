@@ -4,9 +4,9 @@
     python -m reproduce.ofa_fl.run --draw
 
 `mlp` and `cnn` compare OFA-FL, LTP and one-shot pruning (with and without rewinding), globally and layer by layer;
-`dense` has the ratios of the paper's table 2, `ten` ten of them; `when` prunes before the network has converged, and twice
-as often; `cifar10` shows how accuracy drops and recovers; `channels` trains networks without whole channels on the same
-images.
+`dense` has the ratios of the paper's table 2, `ten` ten of them; `when` prunes before the network has converged, or
+twice as often; `cifar10` shows how accuracy drops and recovers; `channels` trains networks without whole channels on
+the same images.
 Call it again after an interruption: what is in results.json or finished below runs/ofa_fl is not repeated.
 """
 
@@ -33,6 +33,9 @@ ONE_SHOT = (*LTP, "method.pruning=one-shot")
 METHODS = {"ofa-fl": (), "ltp": LTP, "one-shot": (*ONE_SHOT, "method.rewind=false")}
 GLOBAL = METHODS | {"one-shot-rewound": ONE_SHOT}
 EVERY = GLOBAL | {f"{name}-layerwise": (*own, "method.layerwise=true") for name, own in METHODS.items()}
+CONVOLUTIONS = {
+    name: own for name, own in EVERY.items() if name not in ("ltp-layerwise", "one-shot-layerwise")
+}
 
 
 def moments(folder: RunFolder) -> Result:
@@ -84,18 +87,22 @@ def densities(*ratios: str) -> tuple[str, ...]:
 
 READ = (ending, moments)
 DENSE = densities("1", "0.9", "0.8", "0.7", "0.6")
-TEN = (*densities("1", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"), "rounds=140")
+TEN = (
+    *densities("1", "0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"),
+    "rounds=140",
+    "data.limit=4000",
+)
 WHEN = {"early": ("method.first=3", "method.every=3"), "often": ("method.every=5",)}
 CUT = ('method={name = "fjord", distillation = false}', 'fleet={name = "uniform-5"}')
 EXPERIMENTS = (
     Variants("mlp", MLP, EVERY, 3, figures=(*READ, device)),
-    Variants("dense", MLP, METHODS, 3, DENSE, READ),
+    Variants("dense", MLP, {"ofa-fl": (), "ltp": LTP}, 3, DENSE, READ),
     Variants("ten", MLP, METHODS, 3, TEN, READ),
     Variants("when", MLP, WHEN, 3, figures=READ),
     Variants(
         "convergence", MLP, {"ofa-fl": ("method.trigger=convergence", "data.validation=0")}, 3, figures=READ
     ),
-    Variants("cnn", CNN, EVERY, 3, figures=(*READ, device)),
+    Variants("cnn", CNN, CONVOLUTIONS, 3, figures=(*READ, device)),
     Variants("channels", CNN, {"fjord": CUT}, 3, figures=(ending, device)),
     Variants("channels-mlp", MLP, {"fjord": CUT}, 3, figures=(ending, device)),
     Variants("cifar10", CIFAR10, METHODS, 3, figures=(*READ, series)),
@@ -127,7 +134,7 @@ def draw(results: Results, folder: Path) -> None:
 def _by_density(runs: dict[str, dict[str, Result]], when: str) -> dict[str, list[tuple[float, float]]]:
     """The mean over the seeds: one line for each method and scope."""
     lines = {}
-    for method in EVERY:
+    for method in (name for name in EVERY if name in runs):
         found = [
             run["best"]["accuracy"] if when == "best" else run["accuracy"] for run in runs[method].values()
         ]
@@ -148,7 +155,7 @@ def _by_round(series: list[Result]) -> dict[str, list[tuple[float, float]]]:
 
 def _print_spread(experiment: str, runs: dict[str, dict[str, Result]], when: str) -> None:
     print(f"{experiment}, {when}: mean accuracy over densities and seeds, mean variance across densities")
-    for method in EVERY:
+    for method in (name for name in EVERY if name in runs):
         found = [run[when] for run in runs[method].values()]
         mean, variance = (statistics.mean(each[key] for each in found) for key in ("mean", "variance"))
         print(f"  {method:20} {mean:6.2f}  {variance:9.4f}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -122,12 +124,19 @@ class ChannelGroups:
 
     def channels_per_unit(self, group: str) -> int:
         """How many channels one unit stands for: 4 for a stream of 4 heads, 1 for an LSTM (whose gates are rows)."""
-        taken = [
-            sum(axis.repeat * axis.blocks for axis in extent.axes if axis.group == group)
-            for extents in self.extents.values()
-            for extent in extents
-        ]
-        return min((count for count in taken if count), default=1)
+        return self._channels.get(group, 1)
+
+    @cached_property
+    def _channels(self) -> dict[str, int]:
+        """Of every group that lies on an axis, once: methods that draw widths in each step ask for it in each step."""
+        fewest: dict[str, int] = {}
+        for extent in (extent for extents in self.extents.values() for extent in extents):
+            taken = Counter[str]()
+            for axis in extent.axes:
+                taken[axis.group] += axis.repeat * axis.blocks
+            for group, count in taken.items():
+                fewest[group] = min(count, fewest.get(group, count))
+        return fewest
 
     def rigid(self, tensor: str, only: str | None = None) -> int:
         """How many entries of a tensor no cut leaves out (no cut of one group, if it is given)."""
