@@ -25,6 +25,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import POLICIES
+from fedtailor.methods.apfl.fedcs import SPENT
 from fedtailor.record import RoundRecord
 from fedtailor.report.accounting import Reached, course_of
 from fedtailor.report.targets import Records
@@ -184,14 +185,18 @@ def _by_stage(records: Records) -> dict[str, float]:
 
 
 def _searched(records: Records) -> Result:
-    """How well the networks did that clients found, before training, on the examples of the search."""
-    told = {
-        client: percent(each["accuracy"])
-        for record in records
-        if record.method.get("stage") == "search"
-        for client, each in record.reported.items()
+    """Of the networks that clients found: how well they did before training, and what they spend of their MACs."""
+    rounds = [record for record in records if record.method.get("stage") == "search"]
+    found = {client: each for record in rounds for client, each in record.reported.items()}
+    if not found:
+        return {}
+    spent = {client: each for record in rounds for client, each in record.method["architectures"].items()}
+    return {
+        "accuracy_in_search": {client: percent(each["accuracy"]) for client, each in found.items()},
+        "share_of_budget": {
+            client: round(each[SPENT], 4) for client, each in spent.items() if each[SPENT] is not None
+        },
     }
-    return {"accuracy_in_search": told} if told else {}
 
 
 READ = (networks,)
