@@ -33,10 +33,12 @@ from fedtailor.run.interface import resume
 from fedtailor.run.result import Run
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.run_folder import RunFolder
+from reproduce.apfl import tables
 from reproduce.shared import charts
 from reproduce.shared.figures import costs, percent
 from reproduce.shared.papers import Paper, Variants
 from reproduce.shared.results import Result, Results
+from reproduce.shared.tables import Row
 
 CONFIG = "reproduce/apfl/femnist-small.toml"
 COMMON = 1600  # images of the common test set on which every network is evaluated in the end
@@ -215,26 +217,38 @@ EXPERIMENTS = tuple(
 
 # Figures
 
-Found = dict[tuple[str, str], list[Result]]  # setting, method -> runs
+Found = dict[tuple[str, str], Row]  # setting, method -> seed -> figures
+PAIRS = [
+    ("apfl", "feduniform"),
+    ("apfl", "fedavg-half"),
+    ("feduniform", "fedavg-half"),
+    ("apfl", "fedavg-full"),
+    ("apfl-inherit", "apfl"),
+]
 
 
 def draw(results: Results, folder: Path) -> None:
-    """What can be drawn of what is there, and a table."""
+    """What can be drawn of what is there, and the tables."""
     found: Found = {}
     for experiment in EXPERIMENTS:
         runs = results.runs(experiment.name)
         other = results.runs(experiment.name.replace("-low", "-high"))
         runs |= {method: other[method] for method in FEDAVG if method in other}
-        for method in METHODS:
-            if runs.get(method):
-                found[experiment.name, method] = list(runs[method].values())
-    for (setting, method), seeds in found.items():
-        names = seeds[0]["accuracy"]
-        means = {name: round(fmean(run["accuracy"][name] for run in seeds), 2) for name in names}
-        print(f"{setting:15} {method:13} {means}")
+        found |= {(experiment.name, method): runs[method] for method in METHODS if runs.get(method)}
+    if not found:
+        return
     for number, panels in {3: _kept(found), 4: _traffic(found), 5: _network_costs(found)}.items():
         if panels:
             charts.write(folder / f"apfl-figure-{number}.svg", panels)
+    for title, rows in {
+        "Accuracy": tables.accuracies(found),
+        "Differences": tables.differences(found, PAIRS),
+        "HIGH minus LOW": tables.fleets(found, ("apfl", "feduniform")),
+        "The own network against the whole one": tables.own_against_global(found),
+        "Architectures": tables.architectures(found),
+        "Megabytes": tables.traffic(found),
+    }.items():
+        print("\n".join(["", f"## {title}", "", *rows]))
 
 
 def _kept(found: Found) -> list[str]:
@@ -243,7 +257,7 @@ def _kept(found: Found) -> list[str]:
     for (setting, method), runs in found.items():
         if method == "apfl":
             tier = "0.75" if setting.endswith("high") else "0.5"
-            ratios = runs[0]["tiers"][tier]["ratios"]
+            ratios = next(iter(runs.values()))["tiers"][tier]["ratios"]
             series = {f"client {client}": list(enumerate(kept)) for client, kept in ratios.items()}
             title = f"{setting}, tier {tier}: share of units kept, by channel group"
             panels.append(charts.lines(title, series, charts.HEIGHT * len(panels)))
@@ -256,7 +270,9 @@ def _network_costs(found: Found) -> list[str]:
     for key, unit, size in (("macs", "million MACs", 1e6), ("params", "thousand parameters", 1e3)):
         groups: dict[str, dict[str, float]] = {}
         for (setting, method), runs in found.items():
-            groups.setdefault(setting, {})[method] = fmean(run["network"][key] for run in runs) / size
+            groups.setdefault(setting, {})[method] = (
+                fmean(run["network"][key] for run in runs.values()) / size
+            )
         if groups:
             title = f"mean {unit} of a client's network"
             panels.append(charts.bars(title, groups, charts.HEIGHT * len(panels)))
@@ -272,12 +288,12 @@ def _traffic(found: Found) -> list[str]:
             (target, method) for target in TARGETS for at, method in found if at == setting
         ):
             runs = found[setting, method]
-            reached = [run["bytes_to_reach"][f"{100 * target:g}"] for run in runs]
+            reached = [run["bytes_to_reach"][f"{100 * target:g}"] for run in runs.values()]
             if None in reached:
                 continue
             bars = groups[f"{100 * target:g} %"]
             bars[method] = fmean(reached) / 1e6
-            before = fmean(run["bytes_before_training"] for run in runs)
+            before = fmean(run["bytes_before_training"] for run in runs.values())
             if before:
                 bars[f"{method}, training alone"] = (fmean(reached) - before) / 1e6
         if any(groups.values()):

@@ -13,11 +13,13 @@ Call it again after an interruption: what is in results.json or finished below r
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 from fedtailor.record import RoundRecord, Tiers
 from fedtailor.storage.run_folder import RunFolder
+from reproduce.ofa_fl import tables
 from reproduce.ofa_fl.device import device
 from reproduce.shared import charts
 from reproduce.shared.figures import accuracies, ending
@@ -113,22 +115,44 @@ EXPERIMENTS = (
 
 
 def draw(results: Results, folder: Path) -> None:
-    """Every figure of which all runs are there, and a table of means and variances."""
-    compared = [experiment for experiment in EXPERIMENTS if experiment.name in ("mlp", "cnn")]
-    for experiment, number in zip(compared, (2, 3), strict=True):
-        runs = results.runs(experiment.name)
-        if sum(len(seeds) for seeds in runs.values()) < experiment.seeds * len(experiment.methods):
-            continue
-        panels: list[str] = []
-        for when, called in (("best", "round of the best average"), ("final", "last round")):
-            title = f"{experiment.name}, {called}: accuracy (%) by density"
-            top = charts.HEIGHT * len(panels)
-            panels.append(charts.lines(title, _by_density(runs, when), top, dashed="layer-wise"))
-            _print_spread(experiment.name, runs, when)
-        charts.write(folder / f"ofa-figure-{number}.svg", panels)
-    for run in results.runs("cifar10").get("ofa-fl", {}).values():
-        title = "CIFAR-10: accuracy (%) of every density by round"
-        charts.write(folder / "ofa-figure-4.svg", [charts.lines(title, _by_round(run["series"]))])
+    """Every figure of which all runs are there, and the tables of what there is."""
+    for name, number in (("mlp", 2), ("cnn", 3)):
+        if runs := results.runs(name):
+            panels: list[str] = []
+            for when, called in (("best", "round of the best average"), ("final", "last round")):
+                title = f"{name}, {called}: accuracy (%) by density"
+                top = charts.HEIGHT * len(panels)
+                panels.append(charts.lines(title, _by_density(runs, when), top, dashed="layer-wise"))
+            charts.write(folder / f"ofa-figure-{number}.svg", panels)
+    if runs := results.runs("ten"):
+        lines = _by_density(runs, "final")
+        charts.write(folder / "ofa-ten.svg", [charts.lines("ten networks: accuracy (%) by density", lines)])
+    if row := results.runs("cifar10").get("ofa-fl"):
+        title = "CIFAR-10: accuracy (%) of every density by round, seed 1"
+        charts.write(folder / "ofa-figure-4.svg", [charts.lines(title, _by_round(row["1"]["series"]))])
+    print("\n".join(_tables(results)))
+
+
+def _tables(results: Results) -> Iterator[str]:
+    for experiment in EXPERIMENTS:
+        known = results.runs(experiment.name)
+        found = {name: known[name] for name in experiment.methods if name in known}
+        if found and moments in experiment.figures:
+            for when in ("best", "final"):
+                yield from ("", f"## {experiment.name}, {when}", "", *tables.evenness(found, when))
+    if runs := results.runs("cifar10"):
+        yield from ("", "## Events of OFA-FL on CIFAR-10", "", *tables.events(runs["ofa-fl"]))
+        yield from ("", "## Peaks on CIFAR-10", "", *tables.peaks(runs))
+    given = {
+        f"{network}, {kind}": results.runs(experiment).get(method, {})
+        for network, of in (("MLP", ("mlp", "channels-mlp")), ("CNN", ("cnn", "channels")))
+        for experiment, method, kind in zip(
+            of, ("ofa-fl", "fjord"), ("single weights", "channels"), strict=True
+        )
+    }
+    if any(given.values()):
+        there = {kind: row for kind, row in given.items() if row}
+        yield from ("", "## Devices", "", *tables.devices(there))
 
 
 def _by_density(runs: dict[str, dict[str, Result]], when: str) -> dict[str, list[tuple[float, float]]]:
@@ -151,14 +175,6 @@ def _by_round(series: list[Result]) -> dict[str, list[tuple[float, float]]]:
             there = place < point["supported"]
             lines[tier].append((point["round"], point["accuracy"][tier] if there else 0.0))
     return lines
-
-
-def _print_spread(experiment: str, runs: dict[str, dict[str, Result]], when: str) -> None:
-    print(f"{experiment}, {when}: mean accuracy over densities and seeds, mean variance across densities")
-    for method in (name for name in EVERY if name in runs):
-        found = [run[when] for run in runs[method].values()]
-        mean, variance = (statistics.mean(each[key] for each in found) for key in ("mean", "variance"))
-        print(f"  {method:20} {mean:6.2f}  {variance:9.4f}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A row ``efd:global_width=each`` is made of the runs for one tier each, as ``fedt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 
 from fedtailor.report.differences import Difference, judged, paired, what_seeds_can_tell
@@ -56,7 +57,7 @@ def accuracy_table(rows: Mapping[str, Row]) -> Iterator[str]:
     yield from lines(head)
     for method, row in rows.items():
         cells = [
-            _spread([run["accuracy"][tier] for run in row.values() if tier in run["accuracy"]])
+            mean_and_deviation([run["accuracy"][tier] for run in row.values() if tier in run["accuracy"]])
             for tier in tiers
         ]
         if len(set(cells)) == 1 and len(cells) > 1:  # one network for every device
@@ -110,16 +111,22 @@ def tiers_of(rows: Mapping[str, Row]) -> list[str]:
     return list(max(every, key=len, default={}))
 
 
-def _spread(values: Sequence[float]) -> str:
+def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
+    """Over the seeds, for people."""
     if not values:
         return ""
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{fmean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
-def interval(found: Difference) -> str:
+def interval(found: Difference, digits: int = 1) -> str:
     """The mean in points with half of its 95 % interval; a star where it is larger than noise."""
-    width = f" ± {found.half_width:.1f}" if found.half_width is not None else ""
-    return f"{found.mean:+.1f}{width}{'*' if found.beyond_noise else ''}"
+    width = f" ± {found.half_width:.{digits}f}" if found.half_width is not None else ""
+    return f"{found.mean:+.{digits}f}{width}{'*' if found.beyond_noise else ''}"
+
+
+def between(first: Sequence[float], second: Sequence[float], digits: int = 1) -> str:
+    """``second`` minus ``first``, seed by seed: the mean and half of its interval; one comparison, judged alone."""
+    return interval(replace(paired(first, second), chance=None), digits) if first else ""
 
 
 def lines(head: Sequence[str]) -> Iterator[str]:
