@@ -41,7 +41,7 @@ from reproduce.shared.results import Result, Results
 from reproduce.shared.tables import Row
 
 CONFIG = "reproduce/apfl/femnist-small.toml"
-COMMON = 1600  # images of the common test set on which every network is evaluated in the end
+COMMON = 800  # images of the common test set on which every network is evaluated in the end
 TARGETS = (0.4, 0.5, 0.6, 0.65)  # accuracies whose price in bytes is asked for
 
 APFL = {"apfl": (), "apfl-inherit": ("method.inherit=true",)}
@@ -63,8 +63,10 @@ def networks(folder: RunFolder) -> Result:
     """What every client's networks reach on its own and on common images, and what they cost; means over clients."""
     run, records = resume(folder.path), folder.records()
     own = run.method.policy.kept_by_clients
+    common = run.data.test.subset(torch.arange(COMMON).numpy())
     one = None if own else run.deploy(run.fleet.tiers[0].budget).patches[0]
-    clients = [_client(run, number, one) for number in range(run.data.num_clients)]
+    everyone = None if one is None else (one, accuracy(run.model, one, common))
+    clients = [_client(run, number, common, everyone) for number in range(run.data.num_clients)]
     tiers = {
         tier.name: [client for client in clients if client["tier"] == tier.name] for tier in run.fleet.tiers
     }
@@ -84,27 +86,27 @@ def networks(folder: RunFolder) -> Result:
     }
 
 
-def _client(run: Run, number: int, one: Patch | None) -> Result:
-    """*Loc* and *Glo* of one client; FedAvg gives everyone the same ``one`` network, so both are that.
+def _client(run: Run, number: int, common: Examples, everyone: tuple[Patch, float] | None) -> Result:
+    """*Loc* and *Glo* of one client; FedAvg gives ``everyone`` the same network, so both are that.
 
     *Loc* once more with the statistics that the client tracked in its last training, which is what the paper does.
     """
     clients, model = run.setup.clients(run.state.round), run.model
-    own_images = run.data.examples_for(number, "evaluate")
-    common = run.data.test.subset(torch.arange(COMMON).numpy())
-    if one is None:
+    own_images, tracked = run.data.examples_for(number, "evaluate"), {}
+    if everyone is None:
         own = run.personal(number)
         kept = Checkpoint(run.state, run.memories).memory_of(number)[1]
         found = {"loc": own}
         if own.cut != Cut.everything():
             found["glo"] = _super_network(run, number)
         tracked = {"loc (tracked), own images": accuracy(model, norm.with_own(model, own, kept), own_images)}
+        scores = {
+            network: (accuracy(model, patch, own_images), accuracy(model, patch, common))
+            for network, patch in found.items()
+        }
     else:
-        own, found, tracked = one, {"loc": one}, {}
-    scores = {
-        network: (accuracy(model, patch, own_images), accuracy(model, patch, common))
-        for network, patch in found.items()
-    }
+        own, on_common = everyone
+        scores = {"loc": (accuracy(model, own, own_images), on_common)}
     scores.setdefault("glo", scores["loc"])  # of the same network
     cost, groups = model.cost(own.cut), model.groups
     return {
