@@ -30,7 +30,7 @@ METHODS = (
     "fedavg:only_able=true",
 )
 # As many answers as the rounds merge: a buffer of half a cohort, twice as often.
-BUFFERED = ("asynchronous.buffer=10", "rounds=300", "evaluate_every=10")
+BUFFERED = ("asynchronous.buffer=10", "rounds=200", "evaluate_every=20")
 TARGETS = (0.6, 0.65, 0.7, 0.75, 0.8)
 MINUTE = 60.0
 

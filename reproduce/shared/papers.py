@@ -104,7 +104,11 @@ class Paper:
 
         def planned() -> list[Experiment]:
             return [
-                replace(each, settings=(*each.settings, *options.set))
+                replace(
+                    each,
+                    settings=(*each.settings, *options.set),
+                    seeds=min(each.seeds, options.seeds or each.seeds),
+                )
                 for each in self._experiments(results)
                 if each.name in (options.experiments or self._names)
             ]
@@ -152,7 +156,8 @@ class Paper:
         """Run what is not there yet, but start nothing after ``ends``; how many runs that were."""
         made_now = 0
         for experiment in chosen:
-            for run in experiment.plan(ROOT / runs, workers):
+            # Seed by seed: a script that is stopped leaves comparisons of all methods.
+            for run in sorted(experiment.plan(ROOT / runs, workers), key=lambda each: each.seed):
                 title, method = (
                     f"{experiment.name}, {run.title}",
                     run.variant.replace("=each", f"={run.tier}"),
@@ -190,6 +195,7 @@ class Paper:
             help="with --tables: the method that the others are compared with (default: the first)",
         )
         add("--workers", help="worker processes of a run (default: all cores)")
+        add("--seeds", type=int, default=0, help="at most so many seeds of each experiment (default: all)")
         add(
             "--seconds",
             type=float,
