@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedtailor.config import load_config
 from fedtailor.errors import FedtailorError, QuorumError
@@ -108,6 +109,7 @@ class Paper:
                     each,
                     settings=(*each.settings, *options.set),
                     seeds=min(each.seeds, options.seeds or each.seeds),
+                    methods=_some(each.methods, options.methods),
                 )
                 for each in self._experiments(results)
                 if each.name in (options.experiments or self._names)
@@ -195,6 +197,7 @@ class Paper:
             help="with --tables: the method that the others are compared with (default: the first)",
         )
         add("--workers", help="worker processes of a run (default: all cores)")
+        add("--methods", help="some methods of each experiment, with commas between them (default: all)")
         add("--seeds", type=int, default=0, help="at most so many seeds of each experiment (default: all)")
         add(
             "--seconds",
@@ -211,6 +214,14 @@ class Paper:
         if options.set and not options.folder:
             parser.error("--set changes what is reproduced: give it a --folder of its own")
         return options
+
+
+def _some(methods: Collection[str], chosen: str | None) -> Any:
+    """The methods that are chosen, as they were given: by names, or with what each of them sets."""
+    if chosen is None:
+        return methods
+    names = [name for name in methods if name in chosen.split(",")]
+    return {name: methods[name] for name in names} if isinstance(methods, Mapping) else names
 
 
 def _outcome(run: PlannedRun, experiment: Experiment) -> Result:
