@@ -137,6 +137,8 @@ def _tables(results: Results) -> Iterator[str]:
     for experiment in EXPERIMENTS:
         known = results.runs(experiment.name)
         found = {name: known[name] for name in experiment.methods if name in known}
+        if experiment.name in ("when", "convergence") and found:  # what they differ from
+            found = {"ofa-fl, as in mlp": results.runs("mlp")["ofa-fl"], **found}
         if found and moments in experiment.figures:
             for when in ("best", "final"):
                 yield from ("", f"## {experiment.name}, {when}", "", *tables.evenness(found, when))
