@@ -104,7 +104,7 @@ def _mean_costs(tier: str, seeds: Sequence[tuple[list[Found], ReportedRun]]) -> 
 
 
 def _cost(network: str, macs: float, params: float) -> Row:
-    return {"network": network, "megamacs": round_to(macs / 1e6), "parameters": round_to(params)}
+    return {"network": network, "megamacs": round_to(macs / 1e6, 4), "parameters": round(params)}
 
 
 def _summary(tier: str, seeds: Sequence[tuple[list[Found], ReportedRun]], costs: Sequence[Row]) -> Row:
