@@ -71,7 +71,8 @@ def _side_by_side(
     found: dict[Steps, list[tuple[int, Batch]]] = {}
     for number in list(waiting):
         try:
-            batch = None if flock.lost[number] else next(waiting[number], None)
+            # Who has left the numbers goes on among the others: stacks of another size may be rounded otherwise.
+            batch = next(waiting[number], None)
         except Diverged as error:  # too few examples for a batch
             flock.lost[number], batch = error, None
         if batch is None:
@@ -142,7 +143,7 @@ class _Flock:
 
     def _note(self, step: int, rows: list[int], losses: Tensor, examples: int) -> None:
         for number, value in zip(rows, losses.tolist(), strict=True):
-            if not math.isfinite(value):
+            if not math.isfinite(value) and self.lost[number] is None:
                 client = self.tasks[number].client.id
                 self.lost[number] = Diverged(f"the loss of client {client} became {value} in step {step}")
             self.totals[number] += value * examples
