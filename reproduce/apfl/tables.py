@@ -89,14 +89,15 @@ def traffic(found: Found) -> Iterator[str]:
     targets = list(next(iter(next(iter(found.values())).values()))["bytes_to_reach"])
     yield from lines(["setting", "method", *(f"{target} %" for target in targets)])
     for (setting, method), row in found.items():
+        before = fmean(run["bytes_before_training"] for run in row.values()) / 1e6
         cells = []
         for target in targets:
             reached = [run["bytes_to_reach"][target] for run in row.values()]
-            before = fmean(run["bytes_before_training"] for run in row.values())
-            known = [value for value in reached if value is not None]
-            cell = f"{fmean(known) / 1e6:.1f}" if len(known) == len(reached) else "not by all"
-            alone = f" / {(fmean(known) - before) / 1e6:.1f}" if before and len(known) == len(reached) else ""
-            cells.append(cell + alone)
+            if None in reached:
+                cells.append("not by all")
+                continue
+            sent = fmean(reached) / 1e6
+            cells.append(f"{sent:.1f} / {sent - before:.1f}" if before else f"{sent:.1f}")
         yield line([setting, method, *cells])
 
 
