@@ -39,6 +39,7 @@ Settings = Mapping[str, Any]
 S = TypeVar("S")
 
 TOO_DEEP = "tables or lists nested far too deep; expected sections of keys"
+SHOULD_BE = "Input should be "  # how pydantic begins
 LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it
 # What was chosen for the one is of no use to another: an override of the first key drops the others of its section.
 CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -223,7 +224,7 @@ def validated(kind: type[S], table: Mapping[str, Any], path: str) -> S:
     try:
         return TypeAdapter(kind).validate_python(dict(table))
     except ValidationError as error:
-        raise FedtailorError(_first_problem(error, path)) from None
+        raise FedtailorError(_first_problem(error, table, path)) from None
 
 
 def _refuse_unknown(kind: type[Any], table: Mapping[str, Any], path: str) -> None:
@@ -238,15 +239,27 @@ def _refuse_unknown(kind: type[Any], table: Mapping[str, Any], path: str) -> Non
             _refuse_unknown(default, value, f"{path}.{key}" if path else key)
 
 
-def _first_problem(error: ValidationError, path: str) -> str:
-    problem = error.errors(include_url=False)[0]
+def _first_problem(error: ValidationError, table: Mapping[str, Any], path: str) -> str:
+    problems = error.errors(include_url=False)
+    problem = problems[0]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, FedtailorError):
         return str(cause)
-    setting = ".".join(
-        str(part) for part in ([path] if path else []) + [p for p in problem["loc"] if isinstance(p, str)]
-    )
-    return f"{setting} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    place, text = problem["loc"], problem["msg"]
+    if (
+        _given(table, place[:-1]) is problem["input"]
+    ):  # a setting of several types: a problem with each of them
+        place = place[:-1]
+        kinds = [each["msg"].removeprefix(SHOULD_BE) for each in problems if each["loc"][:-1] == place]
+        text = SHOULD_BE + " or ".join(kind.partition(",")[0] for kind in kinds)
+    names = [path, *(part for part in place if isinstance(part, str))]
+    return f"{'.'.join(filter(None, names))} = {problem['input']!r}: {text[0].lower()}{text[1:]}"
+
+
+def _given(table: Any, place: Sequence[Any]) -> Any:
+    for part in place:
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table
 
 
 def _copied(table: Mapping[str, Any], depth: int = 0) -> Table:

@@ -13,7 +13,7 @@ A method holds numbers only. What changes lives in ``ServerState.memory`` and in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
@@ -33,7 +33,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.norm import NormPolicy, Policy
 from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.errors import require, unknown
+from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.merging import WEIGHTINGS, optimising
 from fedtailor.merging.robust.settings import MergeSettings, refuse_own_rule
 from fedtailor.merging.settings import ServerSettings, refuse_own_merge
@@ -64,7 +64,8 @@ class Method:
     local: LocalTraining = LocalTraining()  # [training]
     norm: Policy = "averaged"  # what happens to the running statistics of norm layers
     weighting: Literal["samples", "count"] = "samples"  # clients count by their examples, or all alike
-    align: int = 1  # round widths up to a multiple, for hardware that likes 8 or 16
+    # Round widths up to a multiple, for hardware that likes 8 or 16; "auto": one that is fast here, measured
+    align: int | Literal["auto"] = 1
     server: ServerSettings = ServerSettings()  # [server]
     merging: MergeSettings = MergeSettings()  # [merge]
 
@@ -78,7 +79,8 @@ class Method:
             raise unknown("normalisation policy", self.norm, self.policies)
         if self.weighting not in WEIGHTINGS:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
-        require(self.align >= 1, "method.align", self.align, "at least 1")
+        fine = self.align == "auto" or (type(self.align) is int and self.align >= 1)
+        require(fine, "method.align", self.align, 'a whole number of at least 1, or "auto"')
         check_follows_cuts(self.local, self.inactive)
         if not self.shared_merge:
             refuse_own_merge(self.server, self.name)
@@ -107,7 +109,16 @@ class Method:
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The piece for a device of this budget, in training and in deployment."""
-        return model.fit(budget, self.align, workload=self.workload)
+        return model.fit(budget, self.grid, workload=self.workload)
+
+    @property
+    def grid(self) -> int:
+        """The multiple of channels that widths are rounded up to; a run settles ``auto`` before it asks a hook."""
+        if self.align == "auto":
+            raise FedtailorError(
+                'method.align = "auto": expected a number here; a run measures it when it starts'
+            )
+        return self.align
 
     @property
     def policy(self) -> NormPolicy:
@@ -204,8 +215,8 @@ class Method:
         self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
     ) -> Tensor:
         """What a local step minimises, from the output and the weights of each step cut."""
-        losses = [model.objective.loss(output, batch) for output in outputs]
-        return sum(losses[1:], losses[0]) / len(losses)
+        first, *others = (model.objective.loss(output, batch) for output in outputs)
+        return sum(others, first) / len(outputs) if others else first  # a division by one costs a step
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
         """The next state: the mean over holders, or the rule of [merge], and what [server] makes of it."""
@@ -226,7 +237,7 @@ class Method:
         The task is the one that was sent: nothing of it is prepared.
         """
         cost = model.cost(task.patch.cut)
-        return replace(cost, macs=3 * cost.macs)
+        return Cost(cost.params, 3 * cost.macs, cost.bytes)
 
     def measuring_work(self, task: Task, model: ElasticModel) -> Cost:
         """What ``calibrate`` or ``evaluate`` costs for one example: a forward pass of every network that it runs."""

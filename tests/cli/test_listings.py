@@ -190,8 +190,9 @@ def test_a_method_without_a_card_shows_its_settings(tmp_path, monkeypatch, capsy
     rows = [line.split() for line in text.splitlines()]
     assert ["share", "float", "0.5"] in rows
     assert ["loud", "bool", "false"] in rows
-    assert ["align", "int", "1"] in rows
-    assert rows.index(["share", "float", "0.5"]) < rows.index(["align", "int", "1"])
+    align = ["align", "int", "or", '"auto"', "1"]
+    assert align in rows
+    assert rows.index(["share", "float", "0.5"]) < rows.index(align)
 
 
 def test_no_runs_and_no_folder_are_said(tmp_path, monkeypatch, capsys):

@@ -98,7 +98,7 @@ class Failing:
 
     def __init__(self, method, model, data, workers) -> None:
         self.inner = InProcess(method, model, data)
-        self.ready, self.closed = True, False
+        self.ready, self.starting, self.closed = True, False, False
 
     def start(self) -> None:
         pass

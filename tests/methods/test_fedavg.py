@@ -199,7 +199,7 @@ def test_widths_are_exact():
     [
         ({"norm": "avreaged"}, "unknown normalisation policy 'avreaged': did you mean 'averaged'?"),
         ({"weighting": "sample"}, "unknown weighting 'sample': did you mean 'samples'?"),
-        ({"align": 0}, "method.align = 0: expected at least 1"),
+        ({"align": 0}, 'method.align = 0: expected a whole number of at least 1, or "auto"'),
     ],
 )
 def test_settings_of_every_method(settings, message):

@@ -67,7 +67,10 @@ def test_every_method_is_at_the_top_level_and_importing_fedtailor_imports_none_o
         ({"method": {"name": "fedavg", "widht": 1}}, "did you mean 'width'"),
         ({"method": {"width": 1}}, "method = {'width': 1}: expected a name"),
         ({"method": 5}, "method = 5: expected a name such as 'heterofl', a table"),
-        ({"method": {"name": "fedavg", "align": "x"}}, "method.align = 'x': input should be a valid integer"),
+        (
+            {"method": {"name": "fedavg", "align": "x"}},
+            "method.align = 'x': input should be a valid integer or 'auto'",
+        ),
         ({"rounds": "many"}, "rounds = 'many': input should be a valid integer"),
         ({"seed": 1.5}, "seed = 1.5: input should be a valid integer"),
         ({"threads": 0}, "threads = 0: expected at least 1"),

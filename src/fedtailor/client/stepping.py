@@ -86,12 +86,13 @@ class HeldWeights:
         """Sum the gradients of all cuts into tensors of the widest one, and clear them."""
         total: Weights = {}
         for inner, values in zip(cuts, leaves, strict=True):
+            narrower = inner.unmasked != widest
             for name in self.held:
                 gradient = values[name].grad if name in values else None
                 if gradient is None:
                     continue
                 values[name].grad = None  # two cuts may share a leaf, which has their sum already
-                if inner.unmasked != widest:
+                if narrower:
                     wide = torch.zeros(
                         model.shape(name, widest), dtype=gradient.dtype, device=gradient.device
                     )

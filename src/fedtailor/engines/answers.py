@@ -21,7 +21,7 @@ from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.errors import FedtailorError, one_line
 from fedtailor.messages import Task, Update
 from fedtailor.storage.checkpoint import MEMORY_DEPTH
-from fedtailor.storage.wire import MAX_INTEGER, structure_of
+from fedtailor.storage.wire import MAX_INTEGER, can_travel, structure_of
 
 MALFORMED, BAD_METRICS, BAD_MEMORY, NON_FINITE = "malformed", "bad-metrics", "bad-memory", "non-finite"
 
@@ -67,6 +67,10 @@ def _fault_in_patch(task: Task, patch: object) -> Fault | None:
     fault = None if patch.cut is task.lease.cut else _fault_in_cut(patch.cut)
     if fault is not None:
         return fault
+    if type(patch.values) is dict and all(
+        type(name) is str and can_travel(value) for name, value in patch.values.items()
+    ):
+        return None  # as nearly always; what is wrong is said by whoever would write it down
     try:
         structure_of(patch.values, "patch", [], 0)
     except FedtailorError as error:

@@ -26,7 +26,7 @@ from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.flower.engine import FlowerEngine
 from fedtailor.engines.flower.masked import MaskedEngine
 from fedtailor.engines.flower.post import Post
-from fedtailor.errors import CorruptError, FedtailorError
+from fedtailor.errors import CorruptError, FedtailorError, require
 from fedtailor.fleet import Fleet
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.fleet.roster import Profile, Roster, TierFor, placed
@@ -114,6 +114,10 @@ class Shown:
 def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[Setup, FlowerEngine]:
     """A setup whose clients are those who have joined; it waits for them, and no longer than ``engine.wait``."""
     objective, rules = config.objective.build(), config.engine
+    require(
+        config.built_method.align != "auto", "method.align", "auto",
+        "a number on Flower: this machine is none of the devices, and would measure itself",
+    )  # fmt: skip
     share = share_for(config.data.validation, config.stopping, config.built_method)
     unsplit = replace(config.data, validation=0.0, clients=1, partition="iid", local_test=0.0)
     read = read_data(replace(config, data=unsplit), objective.task).to(pick_device(config.device))
@@ -140,7 +144,7 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
                 raise own_limits(profile.name)
             method = config.built_method
             check_honoured(profile.budget, method.honours, method.name)
-            fit(model.costs, profile.budget, method.align, workload=method.workload)
+            fit(model.costs, profile.budget, method.grid, workload=method.workload)
 
     engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able, check)
     roster.look, roster.tier_for = engine.look, tier_finder(model, fleet, config.built_method)
@@ -169,7 +173,7 @@ def tier_finder(model: ElasticModel, fleet: Fleet, method: Method) -> TierFor:
 
     def macs(budget: Budget) -> float:
         try:
-            cut = fit(model.costs, replace(budget, density=None), method.align, workload=method.workload)
+            cut = fit(model.costs, replace(budget, density=None), method.grid, workload=method.workload)
         except TooSmallError:
             return 0.0
         return model.cost(cut).macs * float(1 if budget.density is None else as_width(budget.density))

@@ -75,8 +75,11 @@ def mean_and_holders(old: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     # Minus zero is the neutral element of floating-point addition: it keeps the sign of a lone client's -0.0.
     total = torch.full(shape, -0.0, dtype=torch.float64, device=first.device)
     weight = torch.zeros(shape, dtype=torch.float64, device=first.device)
+    views: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}  # clients of one piece have one place
     for where, values, share in parts:
-        add_at(total, where, values.to(torch.float64, copy=True).mul_(share))
+        if id(where) not in views:
+            views[id(where)] = _place(total, where)
+        _add(*views[id(where)], values.to(torch.float64, copy=True).mul_(share))
     for where, share in _shares(parts):
         add_at(weight, where, share)
     held = weight > 0
@@ -110,7 +113,14 @@ def _keep_lone_values(merged: Tensor, parts: Parts) -> Tensor:
 
 def add_at(tensor: Tensor, where: Where | None, values: Tensor | float) -> None:
     """Add values at an index, or to the whole tensor."""
-    view, mesh = scatter_index(tensor, where if where is not None else (WHOLE,) * tensor.dim())
+    _add(*_place(tensor, where), values)
+
+
+def _place(tensor: Tensor, where: Where | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return scatter_index(tensor, where if where is not None else (WHOLE,) * tensor.dim())
+
+
+def _add(view: Tensor, mesh: tuple[Tensor, ...], values: Tensor | float) -> None:
     if mesh:
         view[mesh] = view[mesh] + values
     else:

@@ -37,7 +37,8 @@ class FedAvg(Method):
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The same for every budget: FedAvg has no sub-models, so a large device gets no more than a small one."""
-        return prefix(model.groups, as_width(self.width), self.align)
+        width = as_width(self.width)
+        return model.once(("prefix", width, self.grid), lambda: prefix(model.groups, width, self.grid))
 
     def participants(
         self, state: ServerState, clients: Sequence[Client], model: ElasticModel

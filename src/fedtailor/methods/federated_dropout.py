@@ -68,7 +68,7 @@ class FederatedDropout(Method):
 
     def held(self, client: Client, model: ElasticModel) -> Cut:
         """How many units of each group the client trains; which of them is the draw's business."""
-        return prefix(model.groups, as_width(self.keep), self.align)
+        return prefix(model.groups, as_width(self.keep), self.grid)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """Both sides can derive the draw from the seed, so no mask travels."""
@@ -117,11 +117,11 @@ class EFD(FederatedDropout):
         return as_width(self.global_width)
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
-        return prefix(model.groups, as_width(self.global_width), self.align)
+        return prefix(model.groups, as_width(self.global_width), self.grid)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         whole = self.cut_for(state, client.budget, model)
-        able = fit(model.costs, client.budget, self.align, workload=self.workload)
+        able = fit(model.costs, client.budget, self.grid, workload=self.workload)
         if able.holds(whole):
             return whole
         owner = client.id if self.mask == "client" else None
@@ -130,7 +130,7 @@ class EFD(FederatedDropout):
             full = model.groups.counts[group]
             units = whole.count(group, full)
             share = Fraction(able.count(group, full), units)
-            count = units if share >= 1 else kept(share, units, self.align)
+            count = units if share >= 1 else kept(share, units, self.grid)
             generator = seeds.numpy(f"dropout {group}", client=owner, round=state.round)
             channels[group] = np.sort(generator.choice(units, size=count, replace=False)).tolist()
         return Cut.of(model.groups, channels)

@@ -52,7 +52,7 @@ class FedRolex(HeteroFL):
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         """All clients of a round share the start of the window."""
         starts = window_starts(model.groups, state.round, self.phase, seeds)
-        size = fit(model.costs, client.budget, self.align, workload=self.workload)
+        size = fit(model.costs, client.budget, self.grid, workload=self.workload)
         return window(model.groups, size, starts.__getitem__)
 
 

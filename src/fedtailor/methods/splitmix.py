@@ -74,11 +74,11 @@ class SplitMix(Method):
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         """The shape of one base network."""
         self.bases_for(budget, model)
-        return prefix(model.groups, as_width(self.base), self.align)
+        return prefix(model.groups, as_width(self.base), self.grid)
 
     def init(self, model: ElasticModel) -> ServerState:
         """Base b starts from the b-th diagonal block of the module, drawn for the full fan-in as in their code."""
-        shape, weights, values = prefix(model.groups, as_width(self.base), self.align), model.weights(), {}
+        shape, weights, values = prefix(model.groups, as_width(self.base), self.grid), model.weights(), {}
         for base in range(self.count):
             block = window(model.groups, shape, lambda group, base=base: base * len(shape.channels[group]))  # type: ignore[misc]
             values.update(named(model.cut(weights, block).values, base))

@@ -19,6 +19,8 @@ Teaching = Callable[[Any, Any, Batch, float], Tensor]  # (student's output, teac
 def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
     """Mean cross-entropy of logits (N, C) or, for sequences, (N, T, C)."""
     target = target_of(batch)
+    if output.dim() == 2 and target.dim() == 1:  # as nearly always, without two views and their gradients
+        return F.cross_entropy(output, target)
     return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1))
 
 

@@ -21,6 +21,7 @@ HIGH_FOR_ADAM = 0.05
 def advice(setup: Setup) -> list[str]:
     """What ``auto`` took, odd outputs and rates, who takes no part and why, who is given less than it may have."""
     found = [setup.chosen.why] if setup.chosen else []
+    found += [setup.aligned.in_words] if setup.aligned else []
     found += _about_outputs(setup) + _about_rates(setup)
     found += [_left_out(setup, tier) for tier in setup.fleet.left_out]
     return found + _narrower(setup)

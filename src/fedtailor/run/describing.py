@@ -81,6 +81,7 @@ def describe(setup: Setup, client_details: bool = False) -> dict[str, Any]:
         **({"too_small": left_out(setup)} if fleet.whole else {}),
         "data": {**picture.overview(data), **_counted(data, client_details), **_held(setup)},
         **({"chosen": dataclasses.asdict(setup.chosen)} if setup.chosen else {}),
+        **({"aligned": setup.aligned.multiple} if setup.aligned else {}),
         "norm_statistics": bool(model.statistics),
         "groups": dict(model.groups.counts),
         "layers": _layers(setup),

@@ -52,7 +52,7 @@ from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.files import refuse_existing
 from fedtailor.storage.interrupt import Interrupted
 from fedtailor.storage.journal import CheckpointSettings, Journal, Unsaved
-from fedtailor.storage.run_folder import CONFIG, ReportSettings
+from fedtailor.storage.run_folder import CONFIG, ReportSettings, RunFolder
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -123,6 +123,8 @@ def train(
         privacy=privacy, secure=secure, checkpoint=checkpoint, audit=audit,
     )  # fmt: skip
     devices, chosen = fleet_of(fleet), method_with(method, training, settings.rounds, server, merge)
+    if resume and path is not None and path.exists() and chosen.align == "auto":  # measured when it began
+        chosen = replace(chosen, align=RunFolder(path).setup().get("aligned", "auto"))
     learnt = Learnt(task, loss, metrics, validation, model)
     with showing(chosen.name, settings.rounds, progress) as show:
         settings.audit.check()
@@ -170,6 +172,8 @@ def run_config(
     if config.evaluate_every == "auto" and every != "auto":
         on_notice(in_words(setup.work(), config.rounds, every))
         config = replace(config, evaluate_every=every)  # what is written and resumed is settled
+    if setup.aligned is not None:
+        config = replace(config, method={**config.method, "align": setup.aligned.multiple})
     config = written(config, setup)
     origin = Origin(config.threads, config)
     with Journal.create(path, texts_of(setup, origin)) as journal:

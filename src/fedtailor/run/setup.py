@@ -18,6 +18,7 @@ from fedtailor.data.datasets import load_dataset
 from fedtailor.data.federated import FederatedData, federate
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.fitting import TooSmallError, check_honoured
+from fedtailor.elasticity.costing.grid import fastest_grid
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import tag_of, untagged
 from fedtailor.elasticity.front_door import elastic
@@ -144,6 +145,9 @@ def prepare(
     step("checking what each tier is given")
     if not model.learning_task.classes:
         data = dataclasses.replace(data, num_classes=0)
+    aligned = fastest_grid(model.costs, method.workload) if method.align == "auto" else None
+    if aligned is not None:
+        method = dataclasses.replace(method, align=aligned.multiple)
     method, chosen = taken(method, model, lambda: equipped(fleet, method, model, data))
     fleet = equipped(fleet, method, model, data)
     check(method, model, data, fleet, settings)
@@ -163,7 +167,7 @@ def prepare(
         check_privacy(setup)
     if settings.secure.active:
         check_masked(setup)
-    return dataclasses.replace(setup, chosen=chosen)
+    return dataclasses.replace(setup, chosen=chosen, aligned=aligned)
 
 
 def check_rule(setup: Setup) -> None:

@@ -6,9 +6,10 @@ Training and questions without training (calibration, evaluation on clients) are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fedtailor.elasticity.cutting.names import plain
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.messages import Task, Update
 from fedtailor.record import Spent, TierSpent
 from fedtailor.server.faults import Try
@@ -18,18 +19,24 @@ from fedtailor.server.setup import Setup
 def training_spent(setup: Setup, tries: Sequence[Try]) -> dict[str, TierSpent]:
     """All tries of a round, by the tier that each client had in it; abandoned tries cost too."""
     spent = {tier.name: TierSpent() for tier in setup.fleet.tiers}
+    known = frozenset(setup.model.parameters)
+    held: dict[int, int] = {}  # by the id of a patch: parameters; clients of one piece were sent the same one
     for tried in tries:
         updates = {update.client: update for update in tried.updates}
         for task in tried.tasks:
-            spent[task.client.tier] += _spent_on(setup, task, updates.get(task.client.id))
+            if id(task.patch) not in held:
+                held[id(task.patch)] = _parameters(task.patch, known)
+            sent = TierSpent(task.nbytes, asked=1, parameters=held[id(task.patch)])
+            spent[task.client.tier] += _spent_on(setup, task, sent, updates.get(task.client.id))
     return {tier: each for tier, each in spent.items() if each.asked}
 
 
-def _spent_on(setup: Setup, task: Task, update: Update | None) -> TierSpent:
+def _parameters(patch: Patch, known: Collection[str]) -> int:
+    return sum(value.numel() for name, value in patch.values.items() if plain(name) in known)
+
+
+def _spent_on(setup: Setup, task: Task, sent: TierSpent, update: Update | None) -> TierSpent:
     """One client's part; of one whose answer cannot be used, no more is known than what it was sent."""
-    known, values = set(setup.model.parameters), task.patch.values.items()
-    held = sum(value.numel() for name, value in values if plain(name) in known)
-    sent = TierSpent(task.nbytes, asked=1, parameters=held)
     if update is None:
         return sent
     examples = int(update.metrics.get("examples", update.weight))

@@ -187,7 +187,7 @@ def _can_run(setup: Setup, state: ServerState, budget: Budget, cut: Cut) -> bool
         deep = depth is not None and (cut.depth or 1) > as_width(depth)
         return wide and not deep and meets(model.costs, cut, budget, method.workload)
     try:
-        own = fit(model.costs, budget, method.align, workload=method.workload)
+        own = fit(model.costs, budget, method.grid, workload=method.workload)
         return own.holds(cut) or all(map(operator.ge, model.costs.counts(own), model.costs.counts(cut)))
     except TooSmallError:  # a method that looks at no budget gives it a piece all the same
         return False

@@ -48,10 +48,11 @@ class Timely:
         seen = self.clock()
         end = seen + self.seconds
         answers, reason = self.engine.run(tasks), "no-answer"
+        starts = self.engine if isinstance(self.engine, Starting) else None
         try:
             for answer in answers:
                 now = self.clock()
-                if isinstance(self.engine, Starting) and self.engine.starting:
+                if starts is not None and starts.starting:
                     end += now - seen
                 seen = now
                 if now > end:  # what has just come is late too

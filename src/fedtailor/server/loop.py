@@ -211,4 +211,6 @@ def _answers(
 
 def _with_memory(task: Task, at: Checkpoint) -> Task:
     since, memory = at.memory_of(task.client.id)
+    if not memory and since == task.memory_round:  # nothing is kept of it, as nearly always
+        return task
     return replace(task, memory=memory, memory_round=since)

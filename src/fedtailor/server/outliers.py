@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from fedtailor.elasticity.cutting.names import plain
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Refused, Task, Update
 
 BEYOND_OTHERS = 100.0  # times the median of the round's other clients
 BEYOND_SENT = 3.0  # times what was sent
+STATISTICS = (".running_mean", ".running_var")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,15 @@ class Sizes:
     sent: float
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What clients of one piece were sent of the tensors that are judged, and how large that is."""
+
+    names: frozenset[str]  # all that the answer has
+    values: dict[str, Tensor | None]  # None: nothing of that name was sent
+    root: float
+
+
 def refuse_outliers(
     tasks: Mapping[int, Task], updates: Sequence[Update], model: ElasticModel
 ) -> tuple[list[Update], list[Refused]]:
@@ -39,8 +50,12 @@ def refuse_outliers(
     The largest is compared first, and with a refused one gone the rest is judged as if it had never been there.
     """
     kept, refused = list(updates), []
-    for reason, suffixes in (("absurd-step", ()), ("absurd-statistics", (".running_mean", ".running_var"))):
-        sizes = {u.client: _sizes(tasks[u.client], u, model, suffixes) for u in kept} if len(kept) > 1 else {}
+    for reason, suffixes in (("absurd-step", ()), ("absurd-statistics", STATISTICS)):
+        known: dict[tuple[int, int], Sent] = {}
+        sizes = {
+            update.client: _sizes(tasks[update.client].patch, update.patch, model, suffixes, known)
+            for update in (kept if len(kept) > 1 else ())
+        }
         while (client := _outlier(sizes)) is not None:
             del sizes[client]
             kept = [update for update in kept if update.client != client]
@@ -59,22 +74,36 @@ def _outlier(sizes: Mapping[int, Sizes]) -> int | None:
     return client if absurd else None
 
 
-def _sizes(task: Task, update: Update, model: ElasticModel, suffixes: tuple[str, ...]) -> Sizes:
-    """Of the trained tensors, or of those statistics whose names end so."""
-    own = {name: plain(name) for name in update.patch.values}
-    chosen = [n for n, p in own.items() if (p.endswith(suffixes) if suffixes else p in model.trainable)]
-    if not chosen:
+def _sizes(
+    sent: Patch,
+    got: Patch,
+    model: ElasticModel,
+    suffixes: tuple[str, ...],
+    known: dict[tuple[int, int], Sent],
+) -> Sizes:
+    """Of the trained tensors, or of those statistics whose names end so; ``known``: what was sent, by patch and cut."""
+    place = (id(sent), id(got.cut))
+    if place not in known or known[place].names != got.values.keys():
+        known[place] = _sent(sent, got, model, suffixes)
+    before = known[place]
+    if not before.values:
         return Sizes(0.0, 0.0)
-    sent = dict(task.patch.values)
-    if update.patch.cut != task.patch.cut:
-        sent.update(model.narrow(task.patch, update.patch.cut).values)
-    before = [sent.get(name) for name in chosen]
-    after = [update.patch.values[name] for name in chosen]
-    steps = (new if old is None else new - old for new, old in zip(after, before, strict=True))
-    count = max(1, sum(value.numel() for value in after))
-    return Sizes(
-        _root(steps) / math.sqrt(count), _root(old for old in before if old is not None) / math.sqrt(count)
+    steps = (
+        got.values[name] if old is None else got.values[name] - old for name, old in before.values.items()
     )
+    count = math.sqrt(max(1, sum(got.values[name].numel() for name in before.values)))
+    return Sizes(_root(steps) / count, before.root / count)
+
+
+def _sent(sent: Patch, got: Patch, model: ElasticModel, suffixes: tuple[str, ...]) -> Sent:
+    """What was sent of the tensors that are judged."""
+    own = {name: plain(name) for name in got.values}
+    chosen = [n for n, p in own.items() if (p.endswith(suffixes) if suffixes else p in model.trainable)]
+    values = dict(sent.values)
+    if chosen and got.cut != sent.cut:
+        values.update(model.narrow(sent, got.cut).values)
+    before = {name: values.get(name) for name in chosen}
+    return Sent(frozenset(own), before, _root(old for old in before.values() if old is not None))
 
 
 def _root(tensors: Iterable[Tensor]) -> float:

@@ -107,9 +107,12 @@ def evaluated(record: RoundRecord, evaluation: Evaluation, best: Best | None) ->
 def covered(updates: Sequence[Update]) -> tuple[Covered, ...]:
     """How many updates hold the same coordinates; weights under a tag (``conv1.weight@base3``) are told by the tag."""
     counted: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    addresses: dict[int, str] = {}  # by the id of a cut, which clients of one piece share
     for update in updates:
         cut = update.patch.cut
-        address = json.dumps(cut_value(Cut(cut.channels, absent=cut.absent)), sort_keys=True)
+        if id(cut) not in addresses:
+            addresses[id(cut)] = json.dumps(cut_value(Cut(cut.channels, absent=cut.absent)), sort_keys=True)
+        address = addresses[id(cut)]
         weights = [name for name, value in update.patch.values.items() if value.dim() >= 2]
         tags = sorted({tag_of(name) for name in weights if is_tagged(name)})
         counted[address, tuple(tags)] += 1

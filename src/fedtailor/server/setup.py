@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from fedtailor.data.federated import FederatedData
+from fedtailor.elasticity.costing.grid import Grid
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.engines.settings import EngineSettings
 from fedtailor.errors import FedtailorError, require
@@ -120,6 +121,7 @@ class Setup:
     guard: Guard | None = None  # of private runs, from their start on
     masks: Aggregation | None = None  # of runs whose updates are summed under masks, the same
     chosen: Chosen | None = None  # of runs whose method was ``auto``
+    aligned: Grid | None = None  # of runs whose ``align`` was
 
     @classmethod
     def of(

@@ -104,6 +104,11 @@ def settled(value: Any, place: str = "value", depth: int = 0) -> Any:
     return _plain(value) if isinstance(value, Tensor) else value
 
 
+def can_travel(tensor: Tensor) -> bool:
+    """Whether a tensor can be written down as it is."""
+    return tensor.dtype in _NAMES and tensor.layout == torch.strided and not tensor.is_meta
+
+
 def structure_of(value: Any, place: str, tensors: list[Tensor], depth: int) -> Any:
     """The value as JSON; its tensors are added to ``tensors`` and named by their number."""
     if depth > MAX_DEPTH:
@@ -114,7 +119,7 @@ def structure_of(value: Any, place: str, tensors: list[Tensor], depth: int) -> A
     if kind is float:
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, Tensor):
-        if value.dtype not in _NAMES or value.layout != torch.strided or value.is_meta:
+        if not can_travel(value):
             raise FedtailorError(
                 f"{place} is a tensor of {value.dtype}, {value.layout}, on {value.device}: "
                 f"expected a dense one of {', '.join(TYPES)}"

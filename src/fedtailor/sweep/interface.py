@@ -42,6 +42,7 @@ from fedtailor.sweep.plan import (
     neutral_training,
     one_per_tier,
     plain_name,
+    refuse_measured,
     split_list,
     write_plan,
 )
@@ -202,6 +203,7 @@ def _planned(
             neutral = {tier: _neutral(table, training, rounds) for tier, table in tables.items()}
             made = {tier: method_with(each, None, rounds, server, merge) for tier, each in neutral.items()}
         for tier, method in made.items():
+            refuse_measured(method)
             yield from (Planned(variant, seed, tier, method) for seed in seeds)
 
 

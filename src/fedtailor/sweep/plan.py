@@ -108,11 +108,20 @@ def make_plan(
         for tier, spec in one_per_tier(variant, build_fleet(common.fleet).tiers).items():
             rules = method_overrides(spec, seed, common)
             chosen = load_config(config, [*settings, *rules], _told_already)
+            refuse_measured(chosen.built_method)
             path = folder.joinpath(*_cell_folder(cell)) / chosen.name
             planned.append(PlannedRun(variant, cell, seed, tier, chosen, RunFolder(path)))
     plan = Plan(base, folder, tuple(variants), cells, numbers, tuple(_chosen_alike(planned)))
     _refuse_shared_folders(plan)
     return plan
+
+
+def refuse_measured(method: Method) -> None:
+    """All runs of a comparison have one grid of widths, and a measurement may come out otherwise for each of them."""
+    require(
+        method.align != "auto", "method.align", method.align,
+        "a number in a comparison, the same for all runs; a run by itself says which is fast here",
+    )  # fmt: skip
 
 
 def _chosen_alike(planned: Sequence[PlannedRun]) -> list[PlannedRun]:

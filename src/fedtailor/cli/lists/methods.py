@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,7 +68,8 @@ def _settings_table(method: type[Method]) -> list[str]:
 
 def _type(field: dataclasses.Field[Any]) -> str:
     named = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-    return named.replace("|", "or")
+    words = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace(", ", " or ").replace("'", '"'), named)
+    return words.replace("|", "or")
 
 
 def _word(value: Any) -> str:

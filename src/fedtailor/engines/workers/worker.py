@@ -62,7 +62,9 @@ def apply_settings(settings: Machine) -> None:
     torch.set_num_threads(settings["threads"])
     torch.set_num_interop_threads(1)
     torch.set_default_dtype(settings["default_dtype"])
-    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    if settings["deterministic"]:
+        # A process begins without, and to say so loads PyTorch's compiler: a second or more.
+        torch.use_deterministic_algorithms(True, warn_only=settings["warn_only"])
     torch.set_float32_matmul_precision(settings["matmul_precision"])
     torch.backends.mkldnn.enabled = settings["mkldnn"]
 

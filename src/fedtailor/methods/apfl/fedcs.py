@@ -101,7 +101,7 @@ class FedCS(WarmUp):
 
     def least(self, model: ElasticModel) -> Counts:
         """The fewest units that the search leaves in each group: those of the narrowest network that was trained."""
-        narrowest = model.costs.counts(prefix(model.groups, self.narrowest, self.align))
+        narrowest = model.costs.counts(prefix(model.groups, self.narrowest, self.grid))
         trained = narrowest if self.warmup_rounds else (1,) * len(narrowest)
         return tuple(max(self.min_channels, count) for count in trained)
 
@@ -185,7 +185,7 @@ class FedCS(WarmUp):
         )
         limits = self.limits(task.client.budget, model)
         size, steps = searched(
-            judge, limits, self.least(model), as_width(self.shrink), self.align,
+            judge, limits, self.least(model), as_width(self.shrink), self.grid,
             per_mac=self.objective == "drop_per_mac",
         )  # fmt: skip
         macs = model.costs.measure("macs", size)

@@ -55,7 +55,7 @@ class PartialAggregation(Method):
         limits = absolute_limits(model.costs, budget, self.workload)
         if budget.width is None:
             return limits
-        cost = model.cost(prefix(model.groups, as_width(budget.width), self.align))
+        cost = model.cost(prefix(model.groups, as_width(budget.width), self.grid))
         of_width = {"macs": cost.macs, "params": cost.params}
         return limits | {name: min(limit, limits.get(name, limit)) for name, limit in of_width.items()}
 
@@ -121,7 +121,7 @@ class FedPA(PartialAggregation):
             require(fine, "method.architectures", {client: widths}, "client numbers and at least 1 unit each")
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
-        return fit(model.costs, budget, self.align, family="per_group", workload=self.workload)
+        return fit(model.costs, budget, self.grid, family="per_group", workload=self.workload)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
         given = self.architectures.get(str(client.id))

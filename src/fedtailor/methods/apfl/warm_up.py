@@ -75,7 +75,7 @@ class WarmUp(PartialAggregation):
         """Trained down to what the smallest device will search for."""
         if self.smallest is not None or not self.warmup_rounds:
             return self
-        fitting = [model.fit(budget, self.align, workload=self.workload) for budget in budgets]
+        fitting = [model.fit(budget, self.grid, workload=self.workload) for budget in budgets]
         return replace(self, smallest=min([NARROWEST, *(cut.width for cut in fitting if cut.width)]))
 
     @property
@@ -123,7 +123,7 @@ class WarmUp(PartialAggregation):
             return [task.patch.cut]
         generator = task.seeds.numpy("widths", client=task.client.id, round=task.round, step=step)
         drawn = sandwich(
-            model.groups, self.narrowest, self.random_widths, generator, self.align, per_group=self.per_group
+            model.groups, self.narrowest, self.random_widths, generator, self.grid, per_group=self.per_group
         )
         return [task.patch.cut, *drawn]
 

@@ -63,7 +63,7 @@ class LevelMethod(Method, ABC):
         if budget.depth is not None and (cut.depth or 1) > Fraction(budget.depth):
             return False
         if budget.width is not None:
-            whole = prefix(model.groups, as_width(budget.width), self.align)
+            whole = prefix(model.groups, as_width(budget.width), self.grid)
             if model.cost(cut).macs > model.cost(whole).macs:
                 return False
         return meets(model.costs, cut, budget, self.workload)

@@ -78,7 +78,7 @@ class NeFL(LevelMethod):
             }
             gone = [block for chain in model.chains for block in chain.blocks if block not in stays]
             cut = replace(
-                prefix(model.groups, as_width(width), self.align), absent=model.exits[-1].absent
+                prefix(model.groups, as_width(width), self.grid), absent=model.exits[-1].absent
             )  # it ends where the module ends
             cut = without_blocks(cut, model.chains, gone, model.groups.extents)
             found.append(Level(cut, cut))

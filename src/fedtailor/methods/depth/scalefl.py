@@ -81,7 +81,7 @@ class ScaleFL(LevelMethod):
         """The first s_l of all channels as far as exit e_l; in training with all exits before it."""
         found = []
         for width, end in self.table(model):
-            cut, exits = prefix(model.groups, width, self.align), model.exits[:end]
+            cut, exits = prefix(model.groups, width, self.grid), model.exits[:end]
             found.append(Level(ending_at_any_of(cut, exits), ending(cut, exits[-1])))
         return tuple(found)
 

@@ -95,7 +95,7 @@ class FjORD(Method):
 
     def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
         """F_p: the prefix of every group, except the columns of embeddings."""
-        cut = prefix(model.groups, width, self.align)
+        cut = prefix(model.groups, width, self.grid)
         if self.slice_embeddings or not model.embedded:
             return cut
         sliced = {group: units for group, units in cut.channels.items() if group not in model.embedded}
@@ -188,7 +188,7 @@ class FjORD(Method):
         self, widths: Sequence[Fraction], generator: np.random.Generator, model: ElasticModel
     ) -> Cut:
         sliced = self.cut_at(self.candidates[0], model).channels
-        return mixed_prefixes(sliced, lambda: self._draw(widths, generator), model.groups, self.align)
+        return mixed_prefixes(sliced, lambda: self._draw(widths, generator), model.groups, self.grid)
 
     def shares_at(self, budget: Budget, model: ElasticModel) -> tuple[float, ...]:
         """How often each width is drawn so that the mean cost of a step is exactly what the budget allows."""

@@ -91,7 +91,7 @@ class FLANC(Method):
 
     def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
         """The sizes of width p."""
-        return prefix(model.groups, width, self.align)
+        return prefix(model.groups, width, self.grid)
 
     def cut_for(self, state: ServerState, budget: Budget, model: ElasticModel) -> Cut:
         return self.largest_cut(budget, model)
@@ -104,7 +104,7 @@ class FLANC(Method):
     def plan(self, model: ElasticModel) -> Plan:
         """What is composed and what is not."""
         recipe = Recipe(
-            self.candidates, self.align, cast(Fraction, self.input_share), cast(Fraction, self.output_share),
+            self.candidates, self.grid, cast(Fraction, self.input_share), cast(Fraction, self.output_share),
             tuple(sorted((name, (first, second)) for name, (first, second) in self.ranks.items())),
             orthogonal=self.regulariser != "off", biases=self.biases,
         )  # fmt: skip

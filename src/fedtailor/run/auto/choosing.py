@@ -38,7 +38,7 @@ def seen(model: ElasticModel, fleet: Fleet, method: Method) -> Seen:
 
 def _width(model: ElasticModel, tier: Tier, method: Method) -> Fraction | None:
     try:
-        return model.fit(tier.budget, method.align, workload=method.workload).width
+        return model.fit(tier.budget, method.grid, workload=method.workload).width
     except TooSmallError:
         return None
 
@@ -48,7 +48,7 @@ def taken(method: Method, model: ElasticModel, fleet: Callable[[], Fleet]) -> tu
     if not isinstance(method, Auto):
         return method, None
     table, why = decide(seen(model, fleet(), method))
-    table = {**table, **({"align": method.align} if method.align > 1 else {})}
+    table = {**table, **({"align": method.grid} if method.grid > 1 else {})}
     made = build_method(
         table, vars(method.local), method.local.rounds, vars(method.server), vars(method.merging)
     )

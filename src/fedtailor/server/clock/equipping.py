@@ -92,7 +92,7 @@ def _obstacle(
     model: ElasticModel, method: Method, device: Device, width: Fraction, examples: int, deadline: float
 ) -> str:
     """Why a device cannot train a width; nothing where it can."""
-    cut = prefix(model.groups, width, method.align)
+    cut = prefix(model.groups, width, method.grid)
     if math.isfinite(device.memory):
         needed = model.cost(cut, method.workload).training_memory or 0
         if needed > device.memory:
