@@ -102,7 +102,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"front_door"},
     ],
     "methods": [
-        {"registry", "dropping", "pruning", "masks"},
+        {"registry", "dropping", "nested", "pruning", "masks"},
         {
             "apfl",
             "auto",

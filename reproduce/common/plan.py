@@ -78,7 +78,7 @@ LEFT_OUT = {  # methods without a row, and why
 }
 PARTS = {  # of tailor, each switched off by itself: method settings, further settings
     "all": ("tailor", ()),
-    "without-fit-widths": ("tailor:fit_widths=false", ()),
+    "without-fleet-widths": ("tailor:widths=uniform-5", ()),
     "without-smallest-share": ("tailor:smallest_share=0", ()),
     "without-sandwich": ("tailor:sandwich=false", ()),
     "without-distillation": ("tailor:distillation=false", ()),

@@ -97,7 +97,7 @@ def narrower(variant: str, setting: str, widths: object, tiers: Mapping[str, Wid
 
     >>> print(narrower("fjord", "fjord:widths", ["1/4", 1], {"small": "1/3", "large": 1}))
     fjord trains the widths 1/4, 1 alone: tier small may have width 1/3 and gets at most 1/4; \
-fjord:widths=["1/3",1] trains the fleet's own.
+fjord:widths=fleet trains the fleet's own.
     """
     trained = [as_width(width) for width in widths] if isinstance(widths, list | tuple) else []
     own = {tier: as_width(width) for tier, width in tiers.items()}
@@ -111,10 +111,9 @@ fjord:widths=["1/3",1] trains the fleet's own.
         return ""
     told = [f"tier {tier} may have width {own[tier]} and gets at most {given[tier]}" for tier in less]
     more = f" and {len(less) - MOST_TIERS} more get less" if len(less) > MOST_TIERS else ""
-    listed = ",".join(f'"{each}"' if each.denominator > 1 else str(each) for each in sorted({*own.values()}))
     return (
         f"{variant} trains the widths {', '.join(map(str, trained))} alone: {', '.join(told[:MOST_TIERS])}{more}; "
-        f"{setting}=[{listed}] trains the fleet's own."
+        f"{setting}=fleet trains the fleet's own."
     )
 
 

@@ -30,7 +30,7 @@ from helpers import bits, client, cnn_model, differing, image_data, mlp_model, r
 LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)
 STILL = ServerSettings()
 OFF: dict[str, Any] = {
-    "server": STILL, "fit_widths": False, "smallest_share": 0.0, "sandwich": False, "compute": inf, "ahead": False,
+    "server": STILL, "widths": "uniform-5", "smallest_share": 0.0, "sandwich": False, "compute": inf, "ahead": False,
     "few_holders": 0.0,
 }  # fmt: skip
 
@@ -94,14 +94,14 @@ def test_widths_are_those_that_the_tiers_can_run():
     for budget, width in zip(budgets, (small, middle, large), strict=True):
         assert method.cut_for(method.init(model), budget, model).width == width
     assert method.for_fleet([Budget(width=1)], model) is method  # settled once
-    assert Tailor(fit_widths=False).for_fleet(budgets, model).candidates == FjORD().candidates
+    assert Tailor(widths="uniform-5").for_fleet(budgets, model).candidates == FjORD().candidates
 
 
 def test_a_run_settles_them_before_it_starts():
     data = {"dataset": "digits", "clients": 4, "limit": 80}
     run = fedtailor.train("mlp", data, "a1-c1", "tailor", rounds=1, engine={"workers": 0}, progress=False)
     assert isinstance(run.method, Tailor)
-    assert (run.method.candidates, run.method.fit_widths) == ((Fraction(1, 4), Fraction(1)), False)
+    assert run.method.candidates == (Fraction(1, 4), Fraction(1))
 
 
 # What steps are spent on
@@ -125,7 +125,7 @@ def test_a_sandwich_is_the_largest_the_drawn_and_the_smallest():
 @pytest.mark.parametrize("budget", [Budget(width=1), Budget(width=Fraction(3, 5)), Budget(macs=0.5)])
 def test_a_mean_step_costs_what_the_budget_pays(sandwich, budget):
     """By the same count as for every other method: the record's multiply-accumulates of a long round."""
-    model, method = mlp_model(40), Tailor(fit_widths=False, sandwich=sandwich)
+    model, method = mlp_model(40), Tailor(widths="uniform-5", sandwich=sandwich)
     task = task_of(method, model, replace(client(0, 1, examples=60000), budget=budget))
     largest, whole = model.cost(task.patch.cut).macs, model.cost(method.cut_at(Fraction(1), model)).macs
     paid = 3 * (whole / 2 if budget.macs is not None else largest)
@@ -134,7 +134,7 @@ def test_a_mean_step_costs_what_the_budget_pays(sandwich, budget):
 
 
 def test_without_a_limit_every_step_is_joint_and_one_width_needs_none():
-    model, method = mlp_model(10), Tailor(compute=inf)
+    model, method = mlp_model(10), Tailor(widths="uniform-5", compute=inf)
     assert all(len(step) >= 2 for step in steps_of(method, model, Budget(width=1)))
     assert set(steps_of(method, model, Budget(width=Fraction(1, 5)))) == {("1/5",)}
 
@@ -161,7 +161,7 @@ def outputs_of(model: ElasticModel, confident: list[float]) -> tuple[list[torch.
     ],
 )
 def test_the_largest_network_that_is_ahead_teaches_and_labels_do_where_there_is_none(confident, teachers):
-    model, method = mlp_model(10), Tailor()
+    model, method = mlp_model(10), Tailor(widths="uniform-5")
     outputs, batch = outputs_of(model, confident)
     losses = [model.objective.loss(output, batch) for output in outputs]
     expected = losses[0]
@@ -175,7 +175,7 @@ def test_the_largest_network_that_is_ahead_teaches_and_labels_do_where_there_is_
 def test_without_distillation_all_networks_of_a_step_learn_from_labels():
     model = mlp_model(10)
     outputs, batch = outputs_of(model, [3.0, 2.0, 1.0])
-    method = Tailor(distillation=False)
+    method = Tailor(widths="uniform-5", distillation=False)
     found = method.loss(outputs, [], batch, task_of(method, model, client(0, 1)), model)
     assert torch.allclose(found, sum(model.objective.loss(output, batch) for output in outputs))
 
@@ -183,7 +183,7 @@ def test_without_distillation_all_networks_of_a_step_learn_from_labels():
 def test_both_labels_and_teacher_where_alpha_says_so():
     model = mlp_model(10)
     outputs, batch = outputs_of(model, [3.0, 1.0])
-    method = Tailor(alpha=0.25, ahead=False)
+    method = Tailor(widths="uniform-5", alpha=0.25, ahead=False)
     large, small = (model.objective.loss(output, batch) for output in outputs)
     expected = large + 0.25 * distillation_loss(outputs[1], outputs[0], 1.0) + 0.75 * small
     found = method.loss(outputs, [], batch, task_of(method, model, client(0, 1)), model)
@@ -195,7 +195,7 @@ def test_both_labels_and_teacher_where_alpha_says_so():
 
 @pytest.mark.parametrize(("power", "factor"), [(1.0, 0.25), (0.5, 0.5)])
 def test_coordinates_of_few_holders_are_slowed_and_what_everyone_holds_keeps_its_bits(power, factor):
-    model, method = mlp_model(10), Tailor(server=STILL, few_holders=power)
+    model, method = mlp_model(10), Tailor(widths="uniform-5", server=STILL, few_holders=power)
     state = method.init(model)
     updates = []
     for number, (width, examples) in enumerate([("1/5", 2), ("1/5", 4), ("1", 2)]):  # a quarter of the weight
@@ -209,7 +209,7 @@ def test_coordinates_of_few_holders_are_slowed_and_what_everyone_holds_keeps_its
 
 
 def test_the_order_of_answers_does_not_move_a_bit_of_slowed_coordinates():
-    model, method = cnn_model(10, 15), Tailor()
+    model, method = cnn_model(10, 15), Tailor(widths="uniform-5")
     state, generator = method.init(model), torch.Generator().manual_seed(3)
     updates = []
     for number, width in enumerate(["1/5", "3/5", "1", "2/5"]):
@@ -238,7 +238,7 @@ def test_the_server_has_momentum_and_an_average_unless_the_config_says_otherwise
         ({"compute": 0.5}, r"method.compute = 0.5: expected at least 1"),
         ({"few_holders": -1}, r"method.few_holders = -1: expected a number from 0 to 1"),
         ({"random_drop": 0.25}, r"method.random_drop = 0.25: expected nothing with tailor"),
-        ({"probabilities": (0.2,) * 5}, r"with method.fit_widths = false"),
+        ({"probabilities": (0.2,) * 5}, r'expected none with method.widths = "fleet"'),
     ],
 )
 def test_settings_that_cannot_be_are_refused_in_a_sentence(settings, words):

@@ -46,7 +46,10 @@ def as_candidates(widths: str | tuple[WidthLike, ...]) -> tuple[Fraction, ...]:
     if isinstance(widths, str):
         found = re.fullmatch(r"uniform-([1-9]\d*)", widths)
         require(
-            found is not None, "method.widths", widths, "uniform-k, such as uniform-5, or a list of widths"
+            found is not None,
+            "method.widths",
+            widths,
+            "uniform-k, such as uniform-5, a list of widths, or fleet",
         )
         count = int(widths.removeprefix("uniform-"))
         return tuple(Fraction(number, count) for number in range(1, count + 1))

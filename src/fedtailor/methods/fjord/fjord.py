@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit_among
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
-from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, prefix
+from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
@@ -30,6 +30,7 @@ from fedtailor.messages import Client, ServerState, Task
 from fedtailor.method import Method
 from fedtailor.methods.fjord.draws import drawn_units, drawn_width, largest_width, mixed_prefixes
 from fedtailor.methods.fjord.shares import shares_of
+from fedtailor.methods.nested import Widths, as_widths, known, require_shares, with_fleet_widths
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
 
@@ -48,7 +49,7 @@ class FjORD(Method):
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS - {"memory", "step_time"}
 
     norm: Policy = "per_width"
-    widths: str | tuple[WidthLike, ...] = "uniform-5"  # P: uniform-k for 1/k, 2/k ... 1, or a list
+    widths: Widths = "uniform-5"  # P: uniform-k for 1/k, 2/k ... 1, a list, or "fleet" for its tiers'
     probabilities: tuple[float, ...] = ()  # D_P, one for each width; none: all alike
     distillation: bool = True  # the p_max network runs in every step and teaches the drawn one
     alpha: float = 1.0  # the student learns from the teacher (1), from the labels (0), or from both
@@ -60,11 +61,9 @@ class FjORD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "widths", as_candidates(self.widths))
-        count = len(self.candidates)
-        fine = len(self.probabilities) in (0, count) and all(0 < share <= 1 for share in self.probabilities)
-        expected = f"one number above 0 for each of the {count} widths, or none"
-        require(fine, "method.probabilities", self.probabilities, expected)
+        object.__setattr__(self, "widths", as_widths(self.widths))
+        if self.probabilities:
+            require_shares(self.probabilities, self.widths)
         require(0 <= self.alpha <= 1, "method.alpha", self.alpha, "a number from 0 to 1")
         require(
             0 < self.temperature < float("inf"), "method.temperature", self.temperature, "a number above 0"
@@ -87,7 +86,9 @@ class FjORD(Method):
     @property
     def candidates(self) -> tuple[Fraction, ...]:
         """P, ascending."""
-        return cast(tuple[Fraction, ...], self.widths)
+        return known(self.widths)
+
+    for_fleet = with_fleet_widths
 
     def check_task(self, model: ElasticModel) -> None:
         if self.distillation and self.alpha > 0:

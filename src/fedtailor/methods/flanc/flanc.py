@@ -23,7 +23,7 @@ from fedtailor.elasticity.costing.fitting import CHANNEL_LIMITS, fit_among
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import plain, tagged
 from fedtailor.elasticity.cutting.patch import Patch
-from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, as_width, prefix
+from fedtailor.elasticity.cutting.selections import WidthLike, as_width, prefix
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.norm import Policy
 from fedtailor.elasticity.running.pieces import Weights
@@ -39,6 +39,7 @@ from fedtailor.methods.flanc.composition import (
     two_step,
 )
 from fedtailor.methods.flanc.plan import Composed, Form, Plan, Recipe, plan
+from fedtailor.methods.nested import Widths, as_widths, known, with_fleet_widths
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
 
@@ -57,17 +58,14 @@ class FLANC(Method):
     """
 
     policies: ClassVar[tuple[Policy, ...]] = ("averaged",)  # each width has statistics of its own anyway
-
     # The two-step form holds (S / R1) R2 channels between its steps, often more than the layer itself.
     honours: ClassVar[frozenset[str] | None] = CHANNEL_LIMITS - {"memory", "step_time"}
 
-    widths: str | tuple[WidthLike, ...] = "uniform-4"  # P: uniform-k for 1/k, 2/k ... 1, or a list
-    # R1, of a full layer's inputs; rounded to what divides every width's inputs
-    input_share: WidthLike = 0.125
+    widths: Widths = "uniform-4"  # P: uniform-k for 1/k, 2/k ... 1, a list, or "fleet" for its tiers'
+    input_share: WidthLike = 0.125  # R1, of a full layer's inputs; rounded to a divisor of every width's
     output_share: WidthLike = 0.25  # R2, of a full layer's outputs
-    ranks: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # R1 and R2 of single weights; 0, 0: private
+    # R1 and R2 of single weights; 0, 0: private
+    ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
     regulariser: Literal["mean", "norm", "off"] = "mean"  # of the squared Gram errors: the mean, or their sum
     strength: float = 10.0  # lambda
     biases: bool = True  # composed layers keep biases, private to each width; the authors' code has none
@@ -75,7 +73,7 @@ class FLANC(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "widths", as_candidates(self.widths))
+        object.__setattr__(self, "widths", as_widths(self.widths))
         for name in ("input_share", "output_share"):
             object.__setattr__(self, name, as_width(getattr(self, name), f"method.{name}"))
         if self.regulariser not in REGULARISERS:
@@ -87,7 +85,9 @@ class FLANC(Method):
     @property
     def candidates(self) -> tuple[Fraction, ...]:
         """P, ascending."""
-        return cast(tuple[Fraction, ...], self.widths)
+        return known(self.widths)
+
+    for_fleet = with_fleet_widths
 
     def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
         """The sizes of width p."""

@@ -7,32 +7,28 @@ for bit. Symbols are FjORD's: P = ``widths``, p_max = the largest of them within
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from operator import mul
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
 from fedtailor.data.batches import Batch
-from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.expected import allowed_macs
-from fedtailor.elasticity.costing.fitting import fit_among
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.selections import as_candidates
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.errors import FedtailorError, require
+from fedtailor.errors import require
 from fedtailor.merging import WEIGHTINGS
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.messages import ServerState, Task, Update
 from fedtailor.methods.fjord.draws import drawn_width, largest_width
 from fedtailor.methods.fjord.fjord import FjORD
+from fedtailor.methods.nested import FLEET, Widths
 from fedtailor.methods.registry import register
 from fedtailor.methods.tailor.slowing import slowed
 from fedtailor.methods.tailor.spending import sandwich_of, share_within, with_floor
-
-TRIED = as_candidates("uniform-100")  # where the width of a budget in MACs, parameters or bytes is looked for
 
 
 @register("tailor")
@@ -41,7 +37,7 @@ class Tailor(FjORD):
     """Nested widths of the fleet's own sizes; where a client can pay for it, a step trains several of them jointly."""
 
     server: ServerSettings = ServerSettings(momentum=0.5, average=0.9)
-    fit_widths: bool = True  # P is what the fleet's tiers can run; false: as ``widths`` says
+    widths: Widths = FLEET
     smallest_share: float = 0.3  # the smallest width is drawn at least so often; 0: as ``probabilities`` say
     sandwich: bool = True  # joint steps train the largest, a drawn and the smallest width; false: FjORD's two
     compute: float = 1.0  # mean MACs of a step, in those of the budget; inf: every step is a joint one
@@ -57,23 +53,8 @@ class Tailor(FjORD):
         for name in ("per_layer", "mean_budget", "random_drop"):
             value = getattr(self, name)
             require(not value, f"method.{name}", value, "nothing with tailor: it is a setting of fjord")
-        if self.fit_widths and self.probabilities:
-            raise FedtailorError(
-                "method.probabilities: expected one for each width of method.widths, with method.fit_widths = false"
-            )
 
     # On the server
-
-    def for_fleet(self, budgets: Sequence[Budget], model: ElasticModel) -> Self:
-        """P: for every tier the largest width that it can run."""
-        if not self.fit_widths:
-            return self
-        tried = sorted({*TRIED, *(Fraction(budget.width) for budget in budgets if budget.width is not None)})
-        cuts = [
-            fit_among(model.costs, budget, tried, lambda width: self.cut_at(width, model))
-            for budget in budgets
-        ]
-        return replace(self, fit_widths=False, widths=tuple(sorted({largest_width(cut) for cut in cuts})))
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
         """FjORD's, after coordinates of few holders were drawn back."""
