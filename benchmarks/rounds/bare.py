@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -21,8 +22,16 @@ from workloads import ADAMW_RATE, RATE, WORKLOADS, Workload
 PROCESSES = 2
 
 
-def trainer(workload: Workload, width: float) -> Callable[[list[torch.Tensor]], None]:
-    """What trains one client at a width."""
+@dataclass(frozen=True)
+class Trainer:
+    """The network of a width: set back for the next client, and moved by one step."""
+
+    reset: Callable[[], None]
+    step: Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def trainer(workload: Workload, width: float) -> Trainer:
+    """A network of its own for each width; those of FjORD would be one, whose parts are taken and put back."""
     torch.manual_seed(0)
     network = workload.build(width)
     weights: list[torch.Tensor] = list(network.parameters())
@@ -31,26 +40,38 @@ def trainer(workload: Workload, width: float) -> Callable[[list[torch.Tensor]], 
             weight.data = weight.data.clone(memory_format=torch.channels_last)  # strides, also of one channel
     start = [weight.detach().clone() for weight in weights]
 
-    def train(columns: list[torch.Tensor]) -> None:
+    optimisers: list[torch.optim.Optimizer] = []
+
+    def reset() -> None:
         with torch.no_grad():
             torch._foreach_copy_(weights, start)
-        optimiser = torch.optim.AdamW(weights, lr=ADAMW_RATE, weight_decay=0.0) if workload.adamw else None
-        for rows in torch.randperm(workload.examples).split(workload.batch):
-            inputs, labels = (column.index_select(0, rows) for column in columns)
-            cross_entropy(network(inputs), labels).backward()
-            if optimiser is not None:
-                optimiser.step()
-            else:
-                with torch.no_grad():
-                    found = [weight.grad for weight in weights if weight.grad is not None]
-                    sgd(
-                        weights, found, [None] * len(weights), weight_decay=0.0, momentum=0.0, lr=RATE,
-                        dampening=0.0, nesterov=False, maximize=False, foreach=True,
-                    )  # fmt: skip
-            for weight in weights:
-                weight.grad = None
+        if workload.adamw:
+            optimisers[:] = [torch.optim.AdamW(weights, lr=ADAMW_RATE, weight_decay=0.0)]
 
-    return train
+    def step(inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        cross_entropy(network(inputs), labels).backward()
+        if optimisers:
+            optimisers[0].step()
+        else:
+            with torch.no_grad():
+                found = [weight.grad for weight in weights if weight.grad is not None]
+                sgd(
+                    weights, found, [None] * len(weights), weight_decay=0.0, momentum=0.0, lr=RATE,
+                    dampening=0.0, nesterov=False, maximize=False, foreach=True,
+                )  # fmt: skip
+        for weight in weights:
+            weight.grad = None
+
+    return Trainer(reset, step)
+
+
+def train(workload: Workload, trainers: Sequence[Trainer], columns: list[torch.Tensor]) -> None:
+    """One client: an epoch, whose steps take its networks in turn."""
+    for each in trainers:
+        each.reset()
+    for number, rows in enumerate(torch.randperm(workload.examples).split(workload.batch)):
+        inputs, labels = (column.index_select(0, rows) for column in columns)
+        trainers[number % len(trainers)].step(inputs, labels)
 
 
 def half(workload: Workload, number: int) -> Callable[[], None]:
@@ -59,11 +80,16 @@ def half(workload: Workload, number: int) -> Callable[[], None]:
     trainers = {width: trainer(workload, width) for width in workload.widths}
     widths = [workload.widths[place % len(workload.widths)] for place in range(workload.cohort)]
     order = sorted(range(workload.cohort), key=lambda place: -widths[place])
-    mine = [(trainers[widths[place]], workload.part(columns, place)) for place in order[number::PROCESSES]]
+
+    def of(place: int) -> list[Trainer]:
+        own = widths[place]
+        return [trainers[each] for each in workload.widths if each == own or (workload.nested and each < own)]
+
+    mine = [(of(place), workload.part(columns, place)) for place in order[number::PROCESSES]]
 
     def round() -> None:
-        for train, part in mine:
-            train(part)
+        for networks, part in mine:
+            train(workload, networks, part)
 
     return round
 

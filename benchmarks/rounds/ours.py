@@ -19,6 +19,7 @@ from fedtailor.record import RoundRecord
 
 WARM = 2  # rounds: workers start, memory is laid out
 FOREVER = 1_000_000
+WORKERS = 2
 
 
 class Enough(Exception):  # noqa: N818  (nobody asks for more rounds)
@@ -51,11 +52,17 @@ def main() -> None:
     tiers = [{"name": f"{width:g}", "width": width, "share": 1} for width in workload.widths]
     several = len(tiers) > 1
     method: Any = {"name": "heterofl", "masked_loss": False, "label_rows": False} if several else "fedavg"
+    if workload.nested:
+        method = {
+            "name": "fjord",
+            "distillation": False,
+            "widths": [f"{width:g}" for width in workload.widths],
+        }
     torch.manual_seed(0)
     with suppress(Enough):
         fedtailor.train(
             workload.build(1.0), data, tiers, method, rounds=FOREVER, clients_per_round=workload.cohort,
-            evaluate_every=FOREVER, engine={"workers": 2}, training=training, on_round=between, progress=False,
+            evaluate_every=FOREVER, engine={"workers": WORKERS}, training=training, on_round=between, progress=False,
         )  # fmt: skip
 
 

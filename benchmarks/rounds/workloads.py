@@ -30,6 +30,7 @@ class Workload:
     cohort: int
     batch: int
     widths: tuple[float, ...] = (1.0,)  # tiers: clients have them in turn
+    nested: bool = False  # every step trains one of the widths up to the client's own, as in FjORD
     adamw: bool = False
 
     def data(self) -> tuple[Tensor, Tensor]:
@@ -63,6 +64,33 @@ def perceptron(width: float) -> nn.Module:
     """One hidden layer of 32."""
     hidden = scaled(32, width)
     return nn.Sequential(nn.Flatten(), nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+
+
+class Residual(nn.Module):
+    """Two convolutions and a way past them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs),
+        )  # fmt: skip
+        past = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.past = nn.Identity() if inputs == outputs and stride == 1 else past
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.convolutions(x) + self.past(x))
+
+
+def residuals(width: float, base: int = 16) -> nn.Module:
+    """ResNet-18 for pictures of 32 x 32, with a quarter of its channels unless told otherwise."""
+    a, b, c, d = (scaled(base * times, width) for times in (1, 2, 4, 8))
+    return nn.Sequential(
+        nn.Conv2d(3, a, 3, 1, 1, bias=False), nn.BatchNorm2d(a), nn.ReLU(),
+        Residual(a, a, 1), Residual(a, a, 1), Residual(a, b, 2), Residual(b, b, 1),
+        Residual(b, c, 2), Residual(c, c, 1), Residual(c, d, 2), Residual(d, d, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(d, CLASSES),
+    )  # fmt: skip
 
 
 class Letters(nn.Module):
@@ -102,18 +130,26 @@ def _pictures(count: int, generator: torch.Generator) -> Tensor:
     return torch.rand(count, 1, 28, 28, generator=generator)
 
 
+def _colours(count: int, generator: torch.Generator) -> Tensor:
+    return torch.rand(count, 3, 32, 32, generator=generator)
+
+
 def _texts(count: int, generator: torch.Generator) -> Tensor:
     return torch.randint(LETTERS, (count, WINDOW), generator=generator)
 
 
+TIERS = (0.2, 0.4, 0.6, 0.8, 1.0)
 WORKLOADS = {
     "W1": Workload(
         "CNN, FedAvg, 10 of 100 clients x 600", convolutions, _pictures, CLASSES, 100, 600, 10, 32
     ),
     # Two clients of each tier in every round, so that all rounds are the same work.
     "W2": Workload(
-        "CNN, HeteroFL in five tiers, 10 clients x 600", convolutions, _pictures, CLASSES, 10, 600, 10, 32,
-        (0.2, 0.4, 0.6, 0.8, 1.0),
+        "CNN, HeteroFL in five tiers, 10 clients x 600", convolutions, _pictures, CLASSES, 10, 600, 10, 32, TIERS
+    ),
+    "W3": Workload(
+        "ResNet-18 at a quarter, FjORD in five tiers, 10 clients x 160", residuals, _colours, CLASSES, 10, 160, 10, 32,
+        TIERS, nested=True,
     ),
     "W4": Workload(
         "MLP of 32, FedAvg, 100 of 1,000 clients x 60", perceptron, _pictures, CLASSES, 1000, 60, 100, 16
