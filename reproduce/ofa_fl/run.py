@@ -5,8 +5,8 @@
 
 `mlp` and `cnn` compare OFA-FL, LTP and one-shot pruning (with and without rewinding), globally and layer by layer;
 `dense` has the ratios of the paper's table 2, `ten` ten of them; `when` prunes before the network has converged, or
-twice as often; `cifar10` shows how accuracy drops and recovers; `channels` trains networks without whole channels on
-the same images.
+twice as often; `settled` goes on for 40 rounds after the last event; `cifar10` shows how accuracy drops and recovers;
+`channels` trains networks without whole channels on the same images.
 Call it again after an interruption: what is in results.json or finished below runs/ofa_fl is not repeated.
 """
 
@@ -95,6 +95,7 @@ TEN = (
     "data.limit=4000",
 )
 WHEN = {"early": ("method.first=3", "method.every=3"), "often": ("method.every=5",)}
+SETTLED = {name: METHODS[name] for name in ("ofa-fl", "one-shot")}
 CUT = ('method={name = "fjord", distillation = false}', 'fleet={name = "uniform-5"}')
 EXPERIMENTS = (
     Variants("mlp", MLP, EVERY, 3, figures=(*READ, device)),
@@ -105,6 +106,7 @@ EXPERIMENTS = (
         "convergence", MLP, {"ofa-fl": ("method.trigger=convergence", "data.validation=0")}, 3, figures=READ
     ),
     Variants("cnn", CNN, CONVOLUTIONS, 3, figures=(*READ, device)),
+    Variants("settled", CNN, SETTLED, 3, ("rounds=110",), READ),
     Variants("channels", CNN, {"fjord": CUT}, 3, figures=(ending, device)),
     Variants("channels-mlp", MLP, {"fjord": CUT}, 3, figures=(ending, device)),
     Variants("cifar10", CIFAR10, METHODS, 3, figures=(*READ, series)),

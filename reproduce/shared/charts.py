@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ COLOURS = (
     "#44bb99",
 )
 HEIGHT, LEFT, RIGHT = 280, 60, 480
+
+SHORT = 4  # characters of a number that may stand under a chart
 
 Points = Sequence[tuple[float, float]]
 
@@ -36,7 +39,7 @@ def lines(title: str, series: Mapping[str, Points], top: int = 0, dashed: str = 
         return LEFT + (RIGHT - LEFT) * across, top + 230 - 195 * (y - low) / ((high - low) or 1)
 
     parts = [_frame(title, low, high, top)]
-    for x in sorted(set(xs))[:: max(1, len(set(xs)) // 6)]:
+    for x in _ticks(xs):
         parts.append(f'<text x="{place(x, low)[0]:.0f}" y="{top + 248}" text-anchor="middle">{x:g}</text>')
     plain = [name for name in series if not dashed or not name.endswith(dashed)]
     again = [name for name in series if name not in plain]
@@ -49,6 +52,21 @@ def lines(title: str, series: Mapping[str, Points], top: int = 0, dashed: str = 
         key = f"{name} - -" if style else name
         parts.append(f'<text x="495" y="{top + 40 + 18 * number}" fill="{colour}">{key}</text>')
     return "\n".join(parts)
+
+
+def _ticks(xs: Sequence[float]) -> list[float]:
+    """Some of the values, where these are short numbers; else round numbers between them.
+
+    >>> _ticks([0.2, 0.4, 1]), _ticks([0.0676, 4.9195, 24.3])
+    ([0.2, 0.4, 1], [5.0, 10.0, 15.0, 20.0])
+    """
+    found = sorted(set(xs))
+    if all(len(f"{x:g}") <= SHORT for x in found):
+        return found[:: max(1, len(found) // 6)]
+    span = found[-1] - found[0]
+    unit = 10.0 ** math.floor(math.log10(span / 4))
+    step = next(times * unit for times in (1, 2, 5, 10) if span / (times * unit) <= 6)
+    return [step * number for number in range(math.ceil(found[0] / step), math.floor(found[-1] / step) + 1)]
 
 
 def points(title: str, series: Mapping[str, tuple[float, float]], top: int = 0) -> str:
@@ -80,10 +98,12 @@ def bars(title: str, groups: Mapping[str, Mapping[str, float]], top: int = 0) ->
     high = max((value for values in groups.values() for value in values.values()), default=1.0)
     parts = [_frame(title, 0.0, high, top)]
     space = (RIGHT - LEFT) / max(1, len(groups))
+    size = min(12.0, 1.7 * space / max(map(len, groups), default=1))  # so that no name reaches the next one
     for place, (group, values) in enumerate(groups.items()):
         start = LEFT + space * (place + 0.1)
         parts.append(
-            f'<text x="{start + 0.4 * space:.0f}" y="{top + 248}" text-anchor="middle">{group}</text>'
+            f'<text x="{start + 0.4 * space:.0f}" y="{top + 248}" font-size="{size:.3g}" '
+            f'text-anchor="middle">{group}</text>'
         )
         for name, value in values.items():
             number = names.index(name)
