@@ -19,6 +19,8 @@ from torch.optim.sgd import sgd
 from turns import take_turns
 from workloads import ADAMW_RATE, RATE, WORKLOADS, Workload
 
+from fedtailor.elasticity.running.strided import leave_out_pixels_first
+
 PROCESSES = 2
 
 
@@ -34,6 +36,7 @@ def trainer(workload: Workload, width: float) -> Trainer:
     """A network of its own for each width; those of FjORD would be one, whose parts are taken and put back."""
     torch.manual_seed(0)
     network = workload.build(width)
+    leave_out_pixels_first(network)
     weights: list[torch.Tensor] = list(network.parameters())
     for weight in weights:
         if weight.dim() == 4:

@@ -1,4 +1,4 @@
-"""Networks that oneDNN would corrupt the memory of keep the ordinary layout."""
+"""Channels-last where code allows it; strided 1 x 1 convolutions run on kept pixels, clear of an error of oneDNN."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.elasticity.running.layout import Layouts, to_run
+from fedtailor.elasticity.running.strided import OnKeptPixels, leave_out_pixels_first
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
 from fedtailor.seeds import Seeds
@@ -55,14 +56,51 @@ def resnet(stem: int):
     return elastic(network, (torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)))
 
 
-def test_channels_last_wherever_no_strided_pointwise_convolution_is_narrow():
+class OwnConvolution(nn.Conv2d):
+    """Of somebody's own: what its forward does is not known."""
+
+
+def shortcut(kind: type[nn.Conv2d], channels: int = 80) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3), nn.ReLU(), kind(channels, 20, 1, stride=2), nn.Flatten(), nn.LazyLinear(10)
+    )
+
+
+def test_strided_pointwise_convolutions_run_on_kept_pixels():
     model = resnet(80)
+    assert len(model.on_kept_pixels) == 3
+    assert all(
+        type(layer) is not OnKeptPixels for layer in model.module.modules()
+    )  # the user's own is untouched
+    for width in (1, Fraction(1, 5), Fraction(1, 16)):
+        assert Layouts(model).at(prefix(model.groups, Fraction(width))) == torch.channels_last
+    deployed = model.build(model.cut(model.weights(), prefix(model.groups, Fraction(1, 16))))
+    assert all(type(layer) is not OnKeptPixels for layer in deployed.modules())
+    assert Layouts(cnn_model()).at(Cut.everything()) == torch.channels_last
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 6, 9, 8), (6, 7, 7)])
+def test_on_kept_pixels_is_the_same_convolution(shape, groups):
+    torch.manual_seed(0)
+    plain = nn.Conv2d(6, 4, 1, stride=(2, 3), groups=groups).double()
+    images = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    expected = plain(images)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), images)
+    assert leave_out_pixels_first(plain) == {""}
+    found = plain(images)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), images)[0], wanted)
+
+
+def test_narrow_strided_pointwise_convolutions_that_stay_as_they_are_keep_the_ordinary_layout():
+    network = shortcut(OwnConvolution)
+    network(torch.zeros(1, 3, 9, 9))
+    model = elastic(network, (torch.randn(2, 3, 9, 9), torch.arange(2)))
     layouts = Layouts(model)
-    assert len(layouts.pointwise) == 3
-    assert layouts.at(Cut.everything()) == torch.channels_last
+    assert (model.on_kept_pixels, layouts.pointwise) == (frozenset(), ["2.weight"])
     assert layouts.at(prefix(model.groups, Fraction(1, 5))) == torch.channels_last  # 16 channels: one vector
     assert layouts.at(prefix(model.groups, Fraction(1, 16))) == torch.contiguous_format
-    assert Layouts(cnn_model()).at(Cut.everything()) == torch.channels_last
 
 
 def test_what_a_step_gathers_is_laid_out_whether_it_is_a_prefix_or_listed():

@@ -1,10 +1,8 @@
 """Which memory layout a client's network runs in.
 
-Channels-last is the faster one for convolutions on the CPU. In that layout oneDNN writes outside its workspace when it
-computes the weight gradient of a strided 1 x 1 convolution with fewer input channels than one vector holds
-(https://github.com/uxlfoundation/oneDNN/issues/6035; seen with PyTorch 2.13: the process dies, or worse, goes on).
-Narrow residual networks have such shortcuts, so they keep the ordinary layout. So do networks whose code needs it:
-``x.view(len(x), -1)`` after a convolution.
+Channels-last is the faster one for convolutions on the CPU. Networks keep the ordinary one whose code needs it
+(``x.view(len(x), -1)`` after a convolution), and those with narrow strided 1 x 1 convolutions that ``strided`` could
+not change.
 """
 
 from __future__ import annotations
@@ -12,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.running.pieces import Pieces
+from fedtailor.elasticity.running.strided import is_strided_point
 
 
 class Layouts:
@@ -27,7 +26,7 @@ class Layouts:
         self.pointwise = [
             f"{path}.weight"
             for path, layer in model.module.named_modules()
-            if isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(layer.stride) > 1
+            if is_strided_point(layer) and path not in model.on_kept_pixels
         ]
 
     def at(self, cut: Cut) -> torch.memory_format:

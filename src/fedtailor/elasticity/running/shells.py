@@ -21,6 +21,7 @@ from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import kept_positions
 from fedtailor.elasticity.groups import ChannelGroups, Size
 from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers, under
+from fedtailor.elasticity.running.strided import leave_out_pixels_first
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
 
 Mode = Literal["train", "eval", "calibrate"]
@@ -34,6 +35,7 @@ class Shell:
     def __init__(self, module: nn.Module, groups: ChannelGroups) -> None:
         self.module = module
         self.groups = groups
+        self.on_kept_pixels = leave_out_pixels_first(module)
         self.norms = {path: layer for path, layer in self.module.named_modules() if tracks_statistics(layer)}
         self._momenta = {path: layer.momentum for path, layer in self.norms.items()}
         self._cut = Cut.everything()
