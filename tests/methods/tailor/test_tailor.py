@@ -61,7 +61,7 @@ def test_with_all_parts_off_it_is_fjord_bit_for_bit(settings):
 @pytest.mark.parametrize("part", ["smallest_share", "sandwich", "compute", "ahead", "few_holders", "server"])
 def test_each_part_alone_changes_the_result(part):
     model, data = cnn_model(10, 15), image_data((8, 6, 7, 5, 9))
-    alone = {**OFF, part: getattr(Tailor(), part)}
+    alone = {**OFF, part: getattr(Tailor(few_holders=0.5), part)}
     ours = run(Tailor(LOCAL, **alone), model, data, "uniform-5", rounds=3).state.weights
     theirs = run(FjORD(LOCAL), model, data, "uniform-5", rounds=3).state.weights
     assert differing(ours, theirs) & model.trainable
@@ -209,7 +209,7 @@ def test_coordinates_of_few_holders_are_slowed_and_what_everyone_holds_keeps_its
 
 
 def test_the_order_of_answers_does_not_move_a_bit_of_slowed_coordinates():
-    model, method = cnn_model(10, 15), Tailor(widths="uniform-5")
+    model, method = cnn_model(10, 15), Tailor(widths="uniform-5", few_holders=0.5)
     state, generator = method.init(model), torch.Generator().manual_seed(3)
     updates = []
     for number, width in enumerate(["1/5", "3/5", "1", "2/5"]):
@@ -224,7 +224,7 @@ def test_the_server_has_momentum_and_an_average_unless_the_config_says_otherwise
     def server(**table: Any) -> ServerSettings:
         return make_config({"method": {"name": "tailor"}, "server": table}).built_method.server
 
-    assert server() == ServerSettings(momentum=0.5, average=0.9)
+    assert server() == ServerSettings(momentum=0.8, average=0.9)
     assert server(momentum=0, average=0) == ServerSettings()
     assert server(optimiser="yogi") == ServerSettings("yogi", average=0.9)  # without the momentum of another
     given = method_with(Tailor(), None, 3, {"optimiser": "adam"})

@@ -36,13 +36,13 @@ from fedtailor.methods.tailor.spending import sandwich_of, share_within, with_fl
 class Tailor(FjORD):
     """Nested widths of the fleet's own sizes; where a client can pay for it, a step trains several of them jointly."""
 
-    server: ServerSettings = ServerSettings(momentum=0.5, average=0.9)
+    server: ServerSettings = ServerSettings(momentum=0.8, average=0.9)
     widths: Widths = FLEET
     smallest_share: float = 0.3  # the smallest width is drawn at least so often; 0: as ``probabilities`` say
     sandwich: bool = True  # joint steps train the largest, a drawn and the smallest width; false: FjORD's two
     compute: float = 1.0  # mean MACs of a step, in those of the budget; inf: every step is a joint one
     ahead: bool = True  # the largest network with a lower loss teaches; where there is none, labels do
-    few_holders: float = 0.5  # power of the share of holders by which a coordinate is slowed; 0: none is
+    few_holders: float = 0.0  # power of the share of holders by which a coordinate is slowed; 0: none is
 
     def __post_init__(self) -> None:
         super().__post_init__()
