@@ -37,6 +37,8 @@ def trainer(workload: Workload, width: float) -> Trainer:
     torch.manual_seed(0)
     network = workload.build(width)
     leave_out_pixels_first(network)
+    if width < 1 and not workload.nested:
+        _scale(network, 1 / width)
     weights: list[torch.Tensor] = list(network.parameters())
     for weight in weights:
         if weight.dim() == 4:
@@ -66,6 +68,13 @@ def trainer(workload: Workload, width: float) -> Trainer:
             weight.grad = None
 
     return Trainer(reset, step)
+
+
+def _scale(network: torch.nn.Module, factor: float) -> None:
+    """HeteroFL's scaler, which is part of its step: outputs of all layers but the last are multiplied."""
+    layers = [each for each in network.modules() if isinstance(each, torch.nn.Conv2d | torch.nn.Linear)]
+    for layer in layers[:-1]:
+        layer.register_forward_hook(lambda _layer, _inputs, output: output * factor)
 
 
 def train(workload: Workload, trainers: Sequence[Trainer], columns: list[torch.Tensor]) -> None:

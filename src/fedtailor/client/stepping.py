@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.sgd import sgd
 
+from fedtailor.client.copies import Places
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Where, gather, scatter
@@ -43,6 +44,7 @@ class HeldWeights:
     def __init__(self, local: LocalTraining, inactive: Inactive, held: Weights) -> None:
         self.local = local
         self.held = {name: value for name, value in held.items() if value.requires_grad}
+        self.places = Places(self.held)
         groups = decay_groups(local, self.held)
         self.rule: Rule = (
             _Sgd(local, self.held, groups) if local.is_sgd else _AnyOptimiser(local, self.held, groups)
@@ -67,8 +69,15 @@ class HeldWeights:
             clip_grad_norm_(_with_gradients(gradients), self.local.clip_norm)
         self.rule.move(weights, gradients, table, rate)
         if table is not None:
-            for name, weight in weights.items():
-                scatter(self.held[name], table[name], weight)
+            self._put_back(widest, table, weights)
+
+    def _put_back(self, cut: Cut, table: dict[str, Where], weights: Weights) -> None:
+        places = self.places.at(cut, table)
+        if places is not None:
+            torch._foreach_copy_([places[name] for name in weights], list(weights.values()))
+            return
+        for name, weight in weights.items():
+            scatter(self.held[name], table[name], weight)
 
     def _moved(self, outer: Cut, cuts: list[Cut], leaves: list[Weights]) -> tuple[Cut, Weights]:
         """The smallest cut that holds all that a step moves, and its weights: the step's copies, or what is held."""

@@ -9,7 +9,7 @@ Running statistics that the client holds for a width of their own are updated by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedtailor.client.copies import Copies, Places
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.precision import autocast
 from fedtailor.client.stepping import HeldWeights
 from fedtailor.data.batches import Batch, Examples, batch_size, map_tensors, target_of
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import plain
-from fedtailor.elasticity.cutting.patch import Patch, gather
+from fedtailor.elasticity.cutting.patch import Patch, Where, gather
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running import norm
 from fedtailor.elasticity.running.layout import Layouts
@@ -80,6 +81,8 @@ class LocalSteps:
         }
         statistics = frozenset(model.statistics)
         self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
+        self.copies: dict[Cut, Copies] = {}  # of cuts that steps come back to
+        self.places = Places(self.weights)
         self.optimiser = HeldWeights(method.local, method.inactive, self.held)
         self.steps = max(1, method.local.steps_for(task.client.num_examples))
         self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
@@ -88,7 +91,7 @@ class LocalSteps:
     def take(self, step: int, batch: Batch) -> float:
         """One step on one batch; returns its loss."""
         cuts = self.method.step_cuts(self.task, step, self.model)
-        leaves = [self._leaves(cut) for cut in cuts]
+        leaves = [self._leaves(cut, again=cut in cuts[:number]) for number, cut in enumerate(cuts)]
         value = sum(
             self._gradients_of(part, share, cuts, leaves, step)
             for part, share in parts_of(batch, self.method.local.accumulate, self.least)
@@ -119,8 +122,11 @@ class LocalSteps:
             {n: value.detach().contiguous() for n, value in self.held.items() if n in names}, self.cut
         )
 
-    def _leaves(self, inner: Cut) -> Weights:
-        """What one network of a step runs on: weights at its cut, and statistics only if they belong to its width."""
+    def _leaves(self, inner: Cut, again: bool = False) -> Weights:
+        """What one network of a step runs on: weights at its cut, and statistics only if they belong to its width.
+
+        Networks of one step have copies of their own, also where two of them have the same cut.
+        """
         own = norm.running(self.model, self.held, inner)
         if (
             inner.unmasked == self.cut
@@ -129,7 +135,16 @@ class LocalSteps:
                 inner == self.cut or inner.tag == self.cut.tag
             )  # running statistics without a tag are its own
             return {**(self.held if tracked else self.weights), **own}
+        if inner in self.copies and not again:
+            return {**self.copies[inner].filled(), **own}
         table = self.model.inside(self.cut, inner)
+        leaves, places = self._gathered(inner, table), self.places.at(inner, table)
+        if places is not None and not again:
+            self.copies[inner] = Copies(leaves, places)
+        return {**leaves, **own}
+
+    def _gathered(self, inner: Cut, table: Mapping[str, Where]) -> Weights:
+        """Copies of the weights at a cut, to train on; tensors that it keeps whole are what is held."""
         layout = self.layouts.at(inner)
         with torch.no_grad():
             leaves = {
@@ -144,7 +159,7 @@ class LocalSteps:
             }
         for name, leaf in leaves.items():
             leaf.requires_grad_(self.weights[name].requires_grad)
-        return {**leaves, **own}
+        return leaves
 
 
 def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bool) -> Iterator[Batch]:

@@ -87,6 +87,11 @@ def is_whole(where: Where) -> bool:
     return isinstance(where, tuple) and all(isinstance(index, slice) and index == WHOLE for index in where)
 
 
+def is_prefix(where: Where) -> bool:
+    """Whether no positions are listed: the part is a view."""
+    return isinstance(where, tuple) and all(isinstance(index, slice) for index in where)
+
+
 def gather(tensor: Tensor, where: Where) -> Tensor:
     """The part of ``tensor`` at ``where``, as a new tensor. Differentiable."""
     if isinstance(where, Survivors):
