@@ -44,7 +44,7 @@ def resnet(stem: int = 64) -> ElasticModel:
     """ResNet-18 for 32-pixel images; with a stem of 16 a quarter of its channels."""
     torch.manual_seed(0)
     example = (torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64))
-    sizes = {"stem": stem, "widths": [stem, 2 * stem, 4 * stem, 8 * stem]}
+    sizes: dict[str, Any] = {"stem": stem, "widths": [stem, 2 * stem, 4 * stem, 8 * stem]}
     return elastic(build_model("resnet18", input_shape=(3, 32, 32), num_classes=10, **sizes), example)
 
 

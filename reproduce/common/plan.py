@@ -83,9 +83,10 @@ PARTS = {  # of tailor, each switched off by itself: method settings, further se
     "without-sandwich": ("tailor:sandwich=false", ()),
     "without-distillation": ("tailor:distillation=false", ()),
     "without-ahead": ("tailor:ahead=false", ()),
-    "without-few-holders": ("tailor:few_holders=0", ()),
+    "with-few-holders": ("tailor:few_holders=0.5", ()),
     "without-momentum": ("tailor", ("server.momentum=0",)),
     "without-average": ("tailor", ("server.average=0",)),
+    "with-less-momentum": ("tailor", ("server.momentum=0.5",)),
     "with-yogi": ("tailor", ("server.optimiser=yogi",)),
 }
 PARTS_OF = (("fashion-mnist", "few-strong"), ("cifar10", "uniform"))  # cells whose ablations are run
