@@ -134,6 +134,21 @@ def test_ranks_and_who_leads(common):
     assert "| `heterofl` | 1.0 | 1.0 | 1.0 | 0 of 2 tiers | 1 | 1 |" in lines
 
 
+def test_a_network_that_devices_cannot_run_leads_none_of_their_tiers(common):
+    large = {seed: {**run, "beyond": ["0.2"]} for seed, run in three_seeds(90, 90).items()}
+    found = {"tailor": three_seeds(70, 80), "fedrolex": large, "fjord": three_seeds(69, 79)}
+    assert common.tables.placed(found) == {
+        "smallest": {"tailor": 1.0, "fjord": 2.0},
+        "largest": {"tailor": 2.0, "fjord": 3.0, "fedrolex": 1.0},
+        "mean": {"tailor": 1.0, "fjord": 2.0},
+    }
+    assert [common.tables.leads(found, name) for name in found] == [1, 1, 0]
+    behind = {"a": {"1": figures(80, 70)}, "b": {"1": {**figures(90, 60), "beyond": ["0.2"]}}}
+    assert common.plan.survivors(behind) == {"a"}
+    cells = {("fashion-mnist", "uniform"): found}
+    assert "| `fedrolex` | none | 1.0 | none | 1 of 2 tiers | 1 | 0 |" in list(common.tables.ranks(cells))
+
+
 def test_verdicts_compare_tailor_with_the_smallest_network_and_the_papers(common):
     found = {
         "tailor": three_seeds(70, 80), "fedavg-smallest": three_seeds(68, 68), "fjord": three_seeds(66, 76),

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedtailor.config import load_config
 from fedtailor.sweep.plan import under_rules
-from reproduce.common.reading import costs_by_tier, course
+from reproduce.common.reading import costs_by_tier, course, out_of_reach
 from reproduce.shared.figures import ending
 from reproduce.shared.papers import Experiment, Variants
 from reproduce.shared.results import Result, Results
@@ -32,7 +32,7 @@ GRID = dict.fromkeys(TASKS, ("0.03", "0.1", "0.3")) | {"shakespeare": ("0.3", "1
 SEEDS, FIRST = 3, "1"
 MARGIN = 3.0  # points: who is further behind the best on every tier, on the first seed, is left at one seed
 KEPT = frozenset({"tailor", "fjord", "fedavg-smallest"})  # run with all seeds in any case
-READ = (ending, course, costs_by_tier)
+READ = (ending, course, costs_by_tier, out_of_reach)
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,15 @@ def rows(task: str, fleet: str, results: Results) -> dict[str, Row]:
     return {method: kept[method] for method in METHODS if kept.get(method)}
 
 
+def in_reach(run: Result) -> dict[str, float]:
+    """The accuracy of the tiers that can run the network that they were evaluated on."""
+    beyond = run.get("beyond", ())
+    return {tier: value for tier, value in run["accuracy"].items() if tier not in beyond}
+
+
 def survivors(found: Mapping[str, Row]) -> set[str]:
     """Who is run with further seeds: near the best of a tier on the first seed, or one that the bars are about."""
-    firsts = {method: row[FIRST]["accuracy"] for method, row in found.items() if FIRST in row}
+    firsts = {method: in_reach(row[FIRST]) for method, row in found.items() if FIRST in row}
     tiers = {tier for accuracy in firsts.values() for tier in accuracy}
     best = {tier: max(accuracy.get(tier, 0.0) for accuracy in firsts.values()) for tier in tiers}
     near = {

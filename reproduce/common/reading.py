@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fedtailor.report.fairness import allowed_by, cannot_run
 from fedtailor.report.targets import mean_over_tiers, spent_until
 from fedtailor.storage.run_folder import RunFolder
 from reproduce.shared.figures import percent
@@ -31,3 +32,9 @@ def costs_by_tier(folder: RunFolder) -> Result:
             macs[tier] += spent.macs
             answers[tier] += spent.answered
     return {"macs_of_a_client": {tier: round(macs[tier] / answers[tier]) for tier in macs if answers[tier]}}
+
+
+def out_of_reach(folder: RunFolder) -> Result:
+    """The tiers that cannot run the network that they were evaluated on, where there are any."""
+    found = cannot_run([folder.records()], allowed_by(folder.setup()))
+    return {"beyond": found} if found else {}

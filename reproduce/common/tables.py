@@ -15,6 +15,7 @@ from reproduce.common.plan import (
     TASKS,
     best_rates,
     computed,
+    in_reach,
     rows,
 )
 from reproduce.shared.results import Results
@@ -56,24 +57,43 @@ def ranks(cells: Cells) -> Iterator[str]:
         own = [cell for cell, found in cells.items() if method in found]
         if not own:
             continue
-        smallest, largest, mean = (
-            fmean(every[cell][place][method] for cell in own) for place in ("smallest", "largest", "mean")
-        )
         near = sum(leads(cells[cell], method) for cell in own)
         tiers = sum(len(tiers_of(cells[cell])) for cell in own)
         alone = sum(len(cells[cell][method]) == 1 for cell in own)
-        told = [f"{smallest:.1f}", f"{largest:.1f}", f"{mean:.1f}", f"{near} of {tiers} tiers"]
+        told = [_mean_rank(every, method, place) for place in ("smallest", "largest", "mean")]
+        told.append(f"{near} of {tiers} tiers")
         yield line([f"`{method}`", *told, str(len(own)), str(alone)])
 
 
+def _mean_rank(
+    every: Mapping[tuple[str, str], Mapping[str, Mapping[str, float]]], method: str, place: str
+) -> str:
+    found = [each[place][method] for each in every.values() if method in each[place]]
+    return f"{fmean(found):.1f}" if found else "none"
+
+
 def placed(found: Mapping[str, Row]) -> dict[str, dict[str, float]]:
-    """The rank of every method in a cell, 1 for the best: on the smallest tier, the largest, and their mean."""
+    """The rank of methods in a cell, 1 for the best: on the smallest tier, the largest, and their mean.
+
+    Where devices cannot run what a method made for them, it has no rank.
+    """
     tiers = tiers_of(found)
     wanted = {"smallest": tiers[:1], "largest": tiers[-1:], "mean": tiers}
     return {
-        name: ranked({method: fmean(accuracy(row, tier) for tier in chosen) for method, row in found.items()})
+        name: ranked(
+            {
+                method: fmean(accuracy(row, tier) for tier in chosen)
+                for method, row in found.items()
+                if serves(row, chosen)
+            }
+        )
         for name, chosen in wanted.items()
     }
+
+
+def serves(row: Row, tiers: Sequence[str]) -> bool:
+    """Whether devices of these tiers can run what a method made for them."""
+    return all(tier in in_reach(run) for run in row.values() for tier in tiers)
 
 
 def ranked(values: Mapping[str, float]) -> dict[str, float]:
@@ -114,9 +134,10 @@ def leads(found: Mapping[str, Row], method: str) -> int:
 
 def within(found: Mapping[str, Row], method: str, tier: str) -> bool:
     """Whether a method is the best on a tier, or so near that the interval of the difference holds zero."""
-    best = max(
-        (other for other in found if len(found[other]) > 1), key=lambda name: accuracy(found[name], tier)
-    )
+    if not serves(found[method], [tier]):
+        return False
+    others = [other for other, row in found.items() if len(row) > 1 and serves(row, [tier])]
+    best = max(others, key=lambda name: accuracy(found[name], tier))
     if best == method:
         return True
     apart = difference(found, method, best, [tier])
@@ -145,7 +166,7 @@ def verdicts(cells: Cells) -> Iterator[str]:
         tiers = tiers_of(found)
         near = sum(within(found, "tailor", tier) for tier in tiers)
         small = _told(found, "fedavg-smallest", tiers[:1])
-        others = [name for name in OF_PAPERS if len(found.get(name, {})) > 1]
+        others = [name for name in OF_PAPERS if len(found.get(name, {})) > 1 and serves(found[name], tiers)]
         best = max(others, key=lambda name: fmean(accuracy(found[name], tier) for tier in tiers), default="")
         papers = f"{_told(found, best, tiers)} (`{best}`)" if best else ""
         traffic = f"{_bytes(found, 'tailor') / _bytes(found, 'fjord'):.2f}" if "fjord" in found else ""

@@ -60,7 +60,10 @@ def accuracy_table(rows: Mapping[str, Row]) -> Iterator[str]:
             mean_and_deviation([run["accuracy"][tier] for run in row.values() if tier in run["accuracy"]])
             for tier in tiers
         ]
-        if len(set(cells)) == 1 and len(cells) > 1:  # one network for every device
+        beyond = {tier for run in row.values() for tier in run.get("beyond", ())}
+        if beyond:  # a network that these devices cannot run
+            cells = [f"({cell})" if tier in beyond else cell for tier, cell in zip(tiers, cells, strict=True)]
+        elif len(set(cells)) == 1 and len(cells) > 1:  # one network for every device
             cells = [f"{cells[0]} (all)", *[""] * (len(cells) - 1)]
         costs = [
             fmean(run["bytes"] for run in row.values()) / 1e6,
