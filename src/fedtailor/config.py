@@ -39,7 +39,7 @@ Settings = Mapping[str, Any]
 S = TypeVar("S")
 
 TOO_DEEP = "tables or lists nested far too deep; expected sections of keys"
-SHOULD_BE = "Input should be "  # how pydantic begins
+SHOULD_BE = " should be "  # what pydantic says of an input, or of a fraction's
 LONGEST_NAME = 200  # bytes: file systems allow 255, and a comparison adds to it
 # What was chosen for the one is of no use to another: an override of the first key drops the others of its section.
 CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -246,12 +246,13 @@ def _first_problem(error: ValidationError, table: Mapping[str, Any], path: str) 
     if isinstance(cause, FedtailorError):
         return str(cause)
     place, text = problem["loc"], problem["msg"]
-    if (
-        _given(table, place[:-1]) is problem["input"]
-    ):  # a setting of several types: a problem with each of them
+    if SHOULD_BE in text and _given(table, place[:-1]) is problem["input"]:
+        # A setting of several types has a problem with each of them.
         place = place[:-1]
-        kinds = [each["msg"].removeprefix(SHOULD_BE) for each in problems if each["loc"][:-1] == place]
-        text = SHOULD_BE + " or ".join(kind.partition(",")[0] for kind in kinds)
+        kinds = [each["msg"].partition(SHOULD_BE)[2] for each in problems if each["loc"][:-1] == place]
+        text = (
+            f"input{SHOULD_BE}{' or '.join(dict.fromkeys(kind.partition(',')[0] for kind in kinds if kind))}"
+        )
     names = [path, *(part for part in place if isinstance(part, str))]
     return f"{'.'.join(filter(None, names))} = {problem['input']!r}: {text[0].lower()}{text[1:]}"
 

@@ -276,3 +276,11 @@ class Method:
 def own_settings(method: Method | type[Method]) -> dict[str, Field[Any]]:
     """The settings of [method], by name; those of other tables are not among them."""
     return {item.name: item for item in fields(method) if item.name not in SECTIONS}
+
+
+def refuse_measured(method: Method) -> None:
+    """All runs of a comparison have one grid of widths, and a measurement may come out otherwise for each of them."""
+    require(
+        method.align != "auto", "method.align", method.align,
+        "a number in a comparison, the same for all runs; a run by itself says which is fast here",
+    )  # fmt: skip

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import tomllib
+import warnings
+from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import fedtailor
+from fedtailor.attacks.attack import Attack
+from fedtailor.attacks.trial import trial
 from fedtailor.config import make_config
 from fedtailor.elasticity.costing.grid import Grid
 from fedtailor.errors import FedtailorError
+from fedtailor.methods.fjord.fjord import FjORD
 from fedtailor.run import setup
 from fedtailor.run.interface import resume, run_config
 from fedtailor.sweep.plan import make_plan
@@ -93,6 +99,54 @@ def test_a_comparison_wants_a_number(tmp_path, measured):
     with pytest.raises(FedtailorError, match=sentence):
         fedtailor.compare("mlp", "digits", methods=["heterofl:align=auto"], rounds=1, progress=False)
     assert measured == []
+
+
+def test_what_cannot_be_trained_is_refused_before_it_is_measured(measured):
+    data = {"dataset": "digits", "clients": 6, "limit": 120}
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LazyLinear(10))
+    module(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(FedtailorError, match="training.batch_size = 1: batch norm needs at least 2"):
+        fedtailor.train(
+            module,
+            data,
+            "uniform-5",
+            {"name": "heterofl", "align": "auto"},
+            rounds=1,
+            training={"batch_size": 1},
+        )
+    assert measured == []
+
+
+def test_a_trial_of_attacks_wants_a_number(measured):
+    config = make_config({**SMALL, "method": {"name": "heterofl", "align": "auto"}})
+    with pytest.raises(FedtailorError, match="method.align = 'auto': expected a number in a comparison"):
+        next(iter(trial(config, Attack("sign-flip"), [{"rule": "median"}])))
+
+
+@pytest.mark.parametrize("settled", [{"align": "auto"}, {"widths": "fleet"}])
+def test_a_loaded_run_with_a_method_at_hand_is_settled_as_it_was(tmp_path, measured, settled):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+    data, tiers = (
+        {"dataset": "digits", "clients": 6, "limit": 120},
+        [{"width": "1/3", "share": 1}, {"width": 1, "share": 1}],
+    )
+    method = FjORD(**{"widths": ("1/3", 1), **settled})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what was measured is told
+        run = fedtailor.train(
+            module,
+            data,
+            tiers,
+            method,
+            rounds=1,
+            engine={"workers": 0},
+            progress=False,
+            folder=tmp_path / "run",
+        )
+        again = fedtailor.Run.load(tmp_path / "run", module=module, method=method)
+    assert (again.method.align, again.method.candidates) == (run.method.align, run.method.candidates)
+    assert again.submodel(Fraction(1, 3)) is not None
+    assert len(measured) <= 1
 
 
 @pytest.mark.parametrize("value", ["fast", 0, -8, 1.5])

@@ -71,6 +71,8 @@ def test_every_method_is_at_the_top_level_and_importing_fedtailor_imports_none_o
             {"method": {"name": "fedavg", "align": "x"}},
             "method.align = 'x': input should be a valid integer or 'auto'",
         ),
+        ({"method": {"name": "fedavg", "width": [1]}}, r"method.width = \[1\]: input should be"),
+        ({"server": {"optimiser": "adam", "betas": [0.9]}}, r"server.betas = \[0.9\]: field required"),
         ({"rounds": "many"}, "rounds = 'many': input should be a valid integer"),
         ({"seed": 1.5}, "seed = 1.5: input should be a valid integer"),
         ({"threads": 0}, "threads = 0: expected at least 1"),

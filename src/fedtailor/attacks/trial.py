@@ -14,6 +14,7 @@ from fedtailor.config import RunConfig
 from fedtailor.engines.opening import open_engine
 from fedtailor.errors import QuorumError, unknown
 from fedtailor.merging.robust.settings import RULES
+from fedtailor.method import refuse_measured
 from fedtailor.record import RoundRecord, headline
 from fedtailor.run.describing import Origin
 from fedtailor.run.interface import start
@@ -62,6 +63,7 @@ def trial(
 
     Nothing is written: runs are kept in memory. ``rules`` are tables of [merge].
     """
+    refuse_measured(config.built_method)
     yield outcome(replace(config, merge={"rule": "mean"}), absent(attack), on_round)
     for rule in rules:
         under = replace(config, merge=dict(rule))

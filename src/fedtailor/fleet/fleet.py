@@ -90,6 +90,12 @@ class Fleet:
         own = np.array([place.get(tier.name, -1) for tier in everyone], dtype=np.int32)[tiers]
         return Population(self, num_examples, own, able=np.flatnonzero(own >= 0))
 
+    @property
+    def budgets(self) -> list[Budget]:
+        """Of its tiers; of a range without its smallest devices also the least that one of its clients may have."""
+        least = [] if self.least_macs is None else [Budget(macs=self.least_macs)]
+        return [*(tier.budget for tier in self.tiers), *least]
+
     def equipped(self, budgets: Mapping[str, Budget]) -> Fleet:
         """The fleet with these budgets of its tiers, by name."""
         return replace(self, tiers=tuple(replace(tier, budget=budgets[tier.name]) for tier in self.tiers))

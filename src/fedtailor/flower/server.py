@@ -33,7 +33,7 @@ from fedtailor.fleet.roster import Profile, Roster, TierFor, placed
 from fedtailor.flower.remote import RemoteData
 from fedtailor.method import Method
 from fedtailor.record import RoundRecord
-from fedtailor.run.auto.choosing import written
+from fedtailor.run.auto.choosing import taken, written
 from fedtailor.run.choosing import share_for
 from fedtailor.run.describing import Origin, fingerprint_of, texts_of
 from fedtailor.run.interface import OnRound, start
@@ -125,8 +125,9 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
     model, fleet = trace_model(config, data, objective), build_fleet(config.fleet)
     common = {
         "run": run, "classes": data.num_classes, "keep": config.checkpoint.every + 2,
-        "tiers": [{name: str(limit) for name, limit in tier.budget.limits.items()} for tier in fleet.tiers],
+        "tiers": _limits(fleet),
     }  # fmt: skip
+    settled = _settled(config.built_method, model, fleet)
 
     def able(client: int, patches: Sequence[Patch]) -> bool:
         """Nodes that hold parts of a split stand for any device; a device of its own runs what it can afford."""
@@ -142,9 +143,9 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
         if profile.budget is not None:
             if config.secure.active:
                 raise own_limits(profile.name)
-            method = config.built_method
-            check_honoured(profile.budget, method.honours, method.name)
-            fit(model.costs, profile.budget, method.grid, workload=method.workload)
+            check_honoured(profile.budget, settled.honours, settled.name)
+            fit(model.costs, profile.budget, settled.grid, workload=settled.workload)
+            settled.cut_for(settled.init(model), profile.budget, model)  # a method may know some widths alone
 
     engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able, check)
     roster.look, roster.tier_for = engine.look, tier_finder(model, fleet, config.built_method)
@@ -154,7 +155,26 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
     if settings.evaluate_every == "auto" and not asks:
         settings = replace(settings, evaluate_every=1)  # on the server, while nobody pays for it in energy
     setup = prepare(method, model, data, fleet, settings, Seeds(config.seed))
+    common["tiers"] = _limits(setup.fleet)  # devices settle the method by the same budgets
     return replace(setup, roster=roster, audited=config.audit.active), engine
+
+
+def _limits(fleet: Fleet) -> list[dict[str, str]]:
+    return [{name: str(limit) for name, limit in budget.limits.items()} for budget in fleet.budgets]
+
+
+def _settled(method: Method, model: ElasticModel, fleet: Fleet) -> Method:
+    """The method as the run will have it; what becomes of tiers that no piece fits is said later."""
+    method, _ = taken(method, model, lambda: fleet)
+
+    def fits(budget: Budget) -> bool:
+        try:
+            method.for_fleet([budget], model)
+        except TooSmallError:
+            return False
+        return True
+
+    return method.for_fleet([budget for budget in fleet.budgets if fits(budget)], model)
 
 
 def own_limits(client: str) -> FedtailorError:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Protocol, TypeVar, cast
 
 from fedtailor.elasticity.costing.budget import Budget
-from fedtailor.elasticity.costing.fitting import fit_among
+from fedtailor.elasticity.costing.fitting import TooSmallError, fit_among
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates
+from fedtailor.elasticity.cutting.selections import WidthLike, as_candidates, as_width
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.errors import FedtailorError, require
+from fedtailor.method import Method
 
 FLEET = "fleet"
 TRIED = as_candidates("uniform-100")  # where the width of a budget in MACs, parameters or bytes is looked for
@@ -29,7 +31,15 @@ class Nested(Protocol):
     def cut_at(self) -> Callable[[Fraction, ElasticModel], Cut]: ...
 
 
+class Composed(Nested, Protocol):
+    """One whose layers are put together from fragments."""
+
+    @property
+    def input_share(self) -> WidthLike: ...
+
+
 N = TypeVar("N", bound=Nested)
+C = TypeVar("C", bound=Composed)
 
 
 def as_widths(widths: Widths) -> Widths:
@@ -60,11 +70,47 @@ def require_shares(shares: Sequence[float], widths: Widths) -> None:
 
 def with_fleet_widths(method: N, budgets: Sequence[Budget], model: ElasticModel) -> N:
     """The method with a list: for every tier its own width, or the largest in hundredths within its limits."""
+    return _with_widths(method, budgets, model, TRIED, exactly=True)
+
+
+def with_composable_widths(method: C, budgets: Sequence[Budget], model: ElasticModel) -> C:
+    """The same in multiples of the fragments that layers are composed of, which must divide the inputs of every width.
+
+    A tier that can run less than one of them has its own width, or the largest in hundredths.
+    """
+    fragments = 1 / as_width(method.input_share)
+    tried = as_candidates(f"uniform-{fragments}") if fragments.denominator == 1 else TRIED
+    return _with_widths(method, budgets, model, tried, exactly=False)
+
+
+def _with_widths(
+    method: N, budgets: Sequence[Budget], model: ElasticModel, tried: Sequence[Fraction], *, exactly: bool
+) -> N:
     if method.widths != FLEET:
         return method
-    tried = sorted({*TRIED, *(Fraction(budget.width) for budget in budgets if budget.width is not None)})
-    cuts = [
-        fit_among(model.costs, budget, tried, lambda width: method.cut_at(width, model)) for budget in budgets
-    ]
-    widths = tuple(sorted({cut.width or Fraction(1) for cut in cuts}))
-    return cast(N, replace(cast(Any, method), widths=widths))
+
+    def width_for(budget: Budget) -> Fraction:
+        own = [] if budget.width is None else [Fraction(budget.width)]
+        for widths in (sorted({*tried, *(own if exactly else [])}), sorted({*TRIED, *own})):
+            with suppress(TooSmallError):
+                return _fitting(method, budget, widths, model)
+        return _fitting(method, budget, TRIED, model)
+
+    return cast(N, replace(cast(Any, method), widths=tuple(sorted({width_for(each) for each in budgets}))))
+
+
+def _fitting(method: Nested, budget: Budget, widths: Sequence[Fraction], model: ElasticModel) -> Fraction:
+    cut = fit_among(model.costs, budget, widths, lambda width: method.cut_at(width, model))
+    return cut.width or Fraction(1)
+
+
+def knows_fleet(method: type[Method]) -> bool:
+    """Whether a method can take its widths from the fleet."""
+    hook: Any = method.for_fleet
+    return hook in (with_fleet_widths, with_composable_widths)
+
+
+def has_fleet_widths(method: Method, budgets: Sequence[Budget], model: ElasticModel) -> bool:
+    """Whether a method's widths are what it would take from a fleet."""
+    again: Any = method
+    return knows_fleet(type(method)) and replace(again, widths=FLEET).for_fleet(budgets, model) == method

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtailor.elasticity.costing.fitting import TooSmallError
 from fedtailor.fleet import Tier
 from fedtailor.messages import Metrics
+from fedtailor.methods.nested import has_fleet_widths, knows_fleet
 from fedtailor.objective import TASKS, cross_entropy
 from fedtailor.server.setup import Setup
 
@@ -77,7 +78,12 @@ def _narrower(setup: Setup) -> list[str]:
 
     budgets = {tier.name: tier.budget.width for tier in setup.fleet.tiers}
     tiers = {name: width for name, width in budgets.items() if width is not None}
-    sentence = narrower(setup.method.name, "method.widths", getattr(setup.method, "widths", None), tiers)
+    method = setup.method
+    if has_fleet_widths(method, setup.fleet.budgets, setup.model):
+        return []
+    sentence = narrower(
+        method.name, "method.widths", getattr(method, "widths", None), tiers, knows_fleet(type(method))
+    )
     return [sentence] if sentence else []
 
 

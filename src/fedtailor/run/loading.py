@@ -23,7 +23,7 @@ from fedtailor.server.setup import Setup
 from fedtailor.storage.checkpoint import Checkpoint
 from fedtailor.storage.fingerprint import Fingerprint
 from fedtailor.storage.rows import table_in
-from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT
+from fedtailor.storage.run_folder import CALL, CONFIG, ENVIRONMENT, RunFolder
 from fedtailor.storage.saved import read_end
 
 
@@ -93,7 +93,11 @@ def _from_call(folder: Path, words: call.Words, hand: AtHand) -> tuple[Setup, bo
     data = data.to(device)
     method = _method(folder, words, hand)
     model = _model(folder, words, hand, data, seeds)
-    setup = Setup.of(method, model, data, call.fleet_of(words), call.rounds_of(words), seeds).settled()
+    fleet = call.fleet_of(words)
+    if method.align == "auto":
+        method = replace(method, align=RunFolder(folder).setup().get("aligned", 1))
+    method = method.for_fleet(fleet.budgets, model)
+    setup = Setup.of(method, model, data, fleet, call.rounds_of(words), seeds).settled()
     return setup, given is not None
 
 

@@ -145,8 +145,10 @@ def prepare(
     step("checking what each tier is given")
     if not model.learning_task.classes:
         data = dataclasses.replace(data, num_classes=0)
-    aligned = fastest_grid(model.costs, method.workload) if method.align == "auto" else None
-    if aligned is not None:
+    aligned = None
+    if method.align == "auto":
+        check(method, model, data, fleet, settings)  # what cannot be trained cannot be measured
+        aligned = fastest_grid(model.costs, method.workload)
         method = dataclasses.replace(method, align=aligned.multiple)
     method, chosen = taken(method, model, lambda: equipped(fleet, method, model, data))
     fleet = equipped(fleet, method, model, data)
@@ -218,7 +220,7 @@ def _fitted(
 ) -> Setup:
     """A setup in which a piece fits every tier."""
     settings.stopping.check_tier([tier.name for tier in fleet.tiers])
-    method = method.for_fleet([tier.budget for tier in fleet.tiers], model)
+    method = method.for_fleet(fleet.budgets, model)
     setup = Setup.of(method, model, data, fleet, settings, seeds)
     for tier in fleet.tiers:
         _check_cut(method, "cut_for", method.cut_for(setup.start.state, tier.budget, model))

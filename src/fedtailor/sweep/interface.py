@@ -14,7 +14,7 @@ from typing import Any
 from fedtailor.config import build_method
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Fleet
-from fedtailor.method import Method, own_settings
+from fedtailor.method import Method, own_settings, refuse_measured
 from fedtailor.methods.registry import get_method
 from fedtailor.progress import showing
 from fedtailor.run.arguments import (
@@ -42,7 +42,6 @@ from fedtailor.sweep.plan import (
     neutral_training,
     one_per_tier,
     plain_name,
-    refuse_measured,
     split_list,
     write_plan,
 )

@@ -19,7 +19,7 @@ from fedtailor.config import RunConfig, load_config, split_spec, to_toml
 from fedtailor.errors import FedtailorError, require, unknown
 from fedtailor.fleet import Tier
 from fedtailor.fleet.presets import build_fleet
-from fedtailor.method import Method
+from fedtailor.method import Method, refuse_measured
 from fedtailor.methods.registry import get_method
 from fedtailor.run.choosing import USUAL_SHARE, chooses
 from fedtailor.steps import OnNotice
@@ -114,14 +114,6 @@ def make_plan(
     plan = Plan(base, folder, tuple(variants), cells, numbers, tuple(_chosen_alike(planned)))
     _refuse_shared_folders(plan)
     return plan
-
-
-def refuse_measured(method: Method) -> None:
-    """All runs of a comparison have one grid of widths, and a measurement may come out otherwise for each of them."""
-    require(
-        method.align != "auto", "method.align", method.align,
-        "a number in a comparison, the same for all runs; a run by itself says which is fast here",
-    )  # fmt: skip
 
 
 def _chosen_alike(planned: Sequence[PlannedRun]) -> list[PlannedRun]:

@@ -57,10 +57,17 @@ def test_what_saves_little_is_not_worth_coarser_pieces():
     assert chosen({1: plain, 4: much, 8: little}).times[4] == pytest.approx(0.8)
 
 
+def test_a_grid_that_rounds_small_pieces_far_up_is_not_taken_however_fast_it_is():
+    plain = [(1.0, 1.08), (2.0, 1.08), (4.0, 1.0)]
+    assert chosen({1: plain, 16: [(4.0, 1.0)] * 3}).multiple == 1
+    found = chosen({1: plain, 2: [(1.4, 1.0), (2.0, 1.0), (4.0, 1.0)], 16: [(4.0, 1.0)] * 3})
+    assert (found.multiple, set(found.times)) == (2, {1, 2})
+
+
 def test_where_all_grids_have_the_same_pieces_there_is_nothing_to_choose():
     found = chosen({multiple: [(4.0, math.inf)] * 5 for multiple in MULTIPLES})
     assert found == Grid(1, {1: 1.0})
-    assert "no widths to choose from" in found.in_words
+    assert "no coarser widths to choose from" in found.in_words
 
 
 def test_real_steps_are_measured(model):

@@ -68,7 +68,7 @@ def shortcut(kind: type[nn.Conv2d], channels: int = 80) -> nn.Module:
 
 def test_strided_pointwise_convolutions_run_on_kept_pixels():
     model = resnet(80)
-    assert len(model.on_kept_pixels) == 3
+    assert (len(model.strided), Layouts(model).pointwise) == (3, [])
     assert all(
         type(layer) is not OnKeptPixels for layer in model.module.modules()
     )  # the user's own is untouched
@@ -87,7 +87,7 @@ def test_on_kept_pixels_is_the_same_convolution(shape, groups):
     images = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     expected = plain(images)
     (wanted,) = torch.autograd.grad(expected.square().sum(), images)
-    assert leave_out_pixels_first(plain) == {""}
+    assert list(leave_out_pixels_first(plain)) == [""]
     found = plain(images)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.autograd.grad(found.square().sum(), images)[0], wanted)
@@ -98,9 +98,26 @@ def test_narrow_strided_pointwise_convolutions_that_stay_as_they_are_keep_the_or
     network(torch.zeros(1, 3, 9, 9))
     model = elastic(network, (torch.randn(2, 3, 9, 9), torch.arange(2)))
     layouts = Layouts(model)
-    assert (model.on_kept_pixels, layouts.pointwise) == (frozenset(), ["2.weight"])
+    assert (model.strided, layouts.pointwise) == ({}, ["2.weight"])
     assert layouts.at(prefix(model.groups, Fraction(1, 5))) == torch.channels_last  # 16 channels: one vector
     assert layouts.at(prefix(model.groups, Fraction(1, 16))) == torch.contiguous_format
+
+
+class WeightAlone(nn.Module):
+    """Its strided convolution is never called: PyTorch's function is, with the layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.short, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.conv2d(self.first(x).relu(), self.short.weight, stride=2).mean((2, 3)))
+
+
+def test_a_layer_whose_weight_is_used_without_it_keeps_the_ordinary_layout():
+    model = elastic(WeightAlone(), (torch.randn(2, 3, 9, 9), torch.arange(2)))
+    assert Layouts(model).pointwise == ["short.weight"]
+    assert Layouts(model).at(Cut.everything()) == torch.contiguous_format
 
 
 def test_what_a_step_gathers_is_laid_out_whether_it_is_a_prefix_or_listed():

@@ -24,6 +24,9 @@ from fedtailor.steps import step
 MULTIPLES = (1, 2, 4, 8, 16)
 WIDTHS = tuple(Fraction(number, 5) for number in range(1, 6))
 WORTH = 0.05  # of the time: a coarser grid that saves less is not taken
+MOST_MORE = (
+    1.5  # times the MACs: a grid that rounds a width up by more would give devices what they cannot run
+)
 PASSES, SECONDS = 3, 0.04  # over all pieces, so that whatever else runs meets all of them; of steps at each
 
 Point = tuple[float, float]  # MACs of an example, seconds of a step
@@ -45,7 +48,7 @@ class Grid:
             if multiple > 1
         )
         if not shown:
-            return 'align = "auto" takes 1: there are no widths to choose from'
+            return 'align = "auto" takes 1: there are no coarser widths to choose from'
         return f'align = "auto" takes {self.multiple}: a step of equal MACs against one of any widths takes {shown}'
 
 
@@ -79,7 +82,7 @@ def chosen(points: Mapping[int, Sequence[Point]]) -> Grid:
     >>> any_number = [(1.0, 2.0), (2.0, 4.0), (4.0, 4.0)]
     >>> chosen({1: any_number, 8: [(1.5, 1.5), (2.5, 2.5), (4.0, 4.0)]}).multiple
     8
-    >>> chosen({1: any_number, 8: [(4.0, 4.0)] * 3}).multiple  # larger pieces are no faster ones
+    >>> chosen({1: any_number, 8: [(4.0, 2.0)] * 3}).multiple  # larger pieces are no faster ones
     1
     """
     plain = sorted(points[1])
@@ -90,9 +93,13 @@ def chosen(points: Mapping[int, Sequence[Point]]) -> Grid:
         known, took = zip(*sorted(each), strict=True)
         return float(np.interp(macs, list(known), list(took)))
 
-    times = {
-        multiple: fmean(at(macs, each) / seconds for macs, seconds in plain)
+    near = [
+        multiple
         for multiple, each in points.items()
+        if all(own[0] <= MOST_MORE * macs for own, (macs, _) in zip(sorted(each), plain, strict=True))
+    ]
+    times = {
+        multiple: fmean(at(macs, points[multiple]) / seconds for macs, seconds in plain) for multiple in near
     }
     best = min(times.values())
     return Grid(next(m for m in sorted(times) if times[m] <= best * (1 + WORTH)), times)

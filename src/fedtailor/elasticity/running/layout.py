@@ -23,17 +23,22 @@ class Layouts:
 
     def __init__(self, model: Pieces) -> None:
         self.model = model
+        safe = model.strided if model.takes_channels_last else {}  # which has run the network once
         self.pointwise = [
             f"{path}.weight"
             for path, layer in model.module.named_modules()
-            if is_strided_point(layer) and path not in model.on_kept_pixels
+            if is_strided_point(layer) and not (path in safe and safe[path].ran)
         ]
 
     def at(self, cut: Cut) -> torch.memory_format:
         """The layout in which to train a cut."""
         if not self.model.takes_channels_last:
             return torch.contiguous_format
-        narrow = any(self.model.shape(name, cut.unmasked)[1] < _vector_length() for name in self.pointwise)
+        known = self.model.groups.extents  # a weight that is computed from others is not
+        narrow = any(
+            name not in known or self.model.shape(name, cut.unmasked)[1] < _vector_length()
+            for name in self.pointwise
+        )
         return torch.contiguous_format if narrow else torch.channels_last
 
 

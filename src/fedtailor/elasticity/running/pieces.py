@@ -88,9 +88,7 @@ class Pieces:
         )
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
         self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
-        self.on_kept_pixels = (
-            self._shell.on_kept_pixels
-        )  # strided 1 x 1 convolutions that run without a stride
+        self.strided = self._shell.strided  # 1 x 1 convolutions that leave out pixels first
         self._slices: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
         self._derived: dict[Hashable, Any] = {}
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()

@@ -35,7 +35,7 @@ class Shell:
     def __init__(self, module: nn.Module, groups: ChannelGroups) -> None:
         self.module = module
         self.groups = groups
-        self.on_kept_pixels = leave_out_pixels_first(module)
+        self.strided = leave_out_pixels_first(module)
         self.norms = {path: layer for path, layer in self.module.named_modules() if tracks_statistics(layer)}
         self._momenta = {path: layer.momentum for path, layer in self.norms.items()}
         self._cut = Cut.everything()

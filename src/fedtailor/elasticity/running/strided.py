@@ -8,15 +8,20 @@ convolution looks at no pixel but its own, so it may as well be run with a strid
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 
 class OnKeptPixels(nn.Conv2d):
-    """A strided 1 x 1 convolution that leaves out pixels first."""
+    """A strided 1 x 1 convolution that leaves out pixels first; ``ran``: code calls it, and not its weight alone."""
+
+    ran = False
 
     def forward(self, input: Tensor) -> Tensor:
         """The same numbers, up to rounding."""
+        self.ran = True
         down, across = self.stride
         kept = input[..., ::down, ::across]
         return conv2d(kept, self.weight, self.bias, 1, 0, self.dilation, self.groups)
@@ -27,13 +32,11 @@ def is_strided_point(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(layer.stride) > 1
 
 
-def leave_out_pixels_first(module: nn.Module) -> frozenset[str]:
-    """Change such layers of PyTorch's own class in place, and say which; what users derive from it stays as it is."""
-    found = {
-        path: layer
-        for path, layer in module.named_modules()
-        if type(layer) is nn.Conv2d and is_strided_point(layer) and layer.padding in ((0, 0), "valid")
-    }
-    for layer in found.values():
-        layer.__class__ = OnKeptPixels
-    return frozenset(found)
+def leave_out_pixels_first(module: nn.Module) -> dict[str, OnKeptPixels]:
+    """Change such layers of PyTorch's own class in place, by their paths; what users derive from it stays as it is."""
+    found = {}
+    for path, layer in module.named_modules():
+        if type(layer) is nn.Conv2d and is_strided_point(layer) and layer.padding in ((0, 0), "valid"):
+            layer.__class__ = OnKeptPixels
+            found[path] = layer
+    return cast(dict[str, OnKeptPixels], found)

@@ -39,7 +39,7 @@ from fedtailor.methods.flanc.composition import (
     two_step,
 )
 from fedtailor.methods.flanc.plan import Composed, Form, Plan, Recipe, plan
-from fedtailor.methods.nested import Widths, as_widths, known, with_fleet_widths
+from fedtailor.methods.nested import Widths, as_widths, known, with_composable_widths
 from fedtailor.methods.registry import register
 from fedtailor.seeds import Seeds
 
@@ -87,7 +87,7 @@ class FLANC(Method):
         """P, ascending."""
         return known(self.widths)
 
-    for_fleet = with_fleet_widths
+    for_fleet = with_composable_widths
 
     def cut_at(self, width: Fraction, model: ElasticModel) -> Cut:
         """The sizes of width p."""

@@ -111,7 +111,8 @@ def _planned(model: ElasticModel, recipe: Recipe) -> Plan:
     if not composed:
         raise FedtailorError(
             "no layer of this model can be composed: expected convolutions larger than 1 x 1, linear or recurrent "
-            "layers between the first and the last one, or weights named in method.ranks"
+            "layers between the first and the last one whose inputs at all of method.widths have a common divisor, or "
+            "weights named in method.ranks"
         )
     absent = () if recipe.biases else tuple(dict.fromkeys(b for each in composed for b in each.biases))
     apart = {each.tensor for each in composed} | set(absent)
