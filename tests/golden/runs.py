@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor
-from fedtailor.merging.settings import ServerSettings
 from fedtailor.methods.registry import get_method
 from fedtailor.record import RoundRecord
 from fedtailor.seeds import Seeds
@@ -59,7 +58,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "scalefl": ("scalefl", {}),
     "splitmix": ("splitmix", {"base": "1/5"}),
-    "tailor": ("tailor", {"few_holders": 0.5, "server": ServerSettings(momentum=0.5, average=0.9)}),
+    "tailor": ("tailor", {"few_holders": 0.5}),
     "uniprob": ("uniprob", {}),
 }
 NETWORKS = ("norm", "plain")

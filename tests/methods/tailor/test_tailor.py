@@ -224,7 +224,7 @@ def test_the_server_has_momentum_and_an_average_unless_the_config_says_otherwise
     def server(**table: Any) -> ServerSettings:
         return make_config({"method": {"name": "tailor"}, "server": table}).built_method.server
 
-    assert server() == ServerSettings(momentum=0.8, average=0.9)
+    assert server() == ServerSettings(momentum=0.5, average=0.9)
     assert server(momentum=0, average=0) == ServerSettings()
     assert server(optimiser="yogi") == ServerSettings("yogi", average=0.9)  # without the momentum of another
     given = method_with(Tailor(), None, 3, {"optimiser": "adam"})

@@ -36,7 +36,7 @@ from fedtailor.methods.tailor.spending import sandwich_of, share_within, with_fl
 class Tailor(FjORD):
     """Nested widths of the fleet's own sizes; where a client can pay for it, a step trains several of them jointly."""
 
-    server: ServerSettings = ServerSettings(momentum=0.8, average=0.9)
+    server: ServerSettings = ServerSettings(momentum=0.5, average=0.9)
     widths: Widths = FLEET
     smallest_share: float = 0.3  # the smallest width is drawn at least so often; 0: as ``probabilities`` say
     sandwich: bool = True  # joint steps train the largest, a drawn and the smallest width; false: FjORD's two
