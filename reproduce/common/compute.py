@@ -33,7 +33,8 @@ from reproduce.shared.results import laid_out
 COUNTED = 400  # steps whose mean is taken, where steps draw their networks
 MOST = 2.0  # times the compute of the others: what fewer steps can make up for
 ABOUT = (
-    "By reproduce.common.compute. steps: of a client in a round; times: the largest ratio over tiers of a step's "
+    "By reproduce.common.compute. allowed: multiply-accumulates of a prediction that a tier can pay; steps: of a client "
+    "in a round; times: the largest ratio over tiers of a step's "
     "multiply-accumulates to those that the tier's budget pays."
 )
 
@@ -67,7 +68,8 @@ def _task(task: str) -> list[tuple[str, dict[str, Any]]]:
             except FedtailorError as error:
                 counted[method] = {"refused": str(error)}
             print(task, name, method, counted[method], file=sys.stderr, flush=True)
-        found.append((name, {"smallest": str(smallest), "methods": counted}))
+        allowed = {tier.name: int(allowed_macs(model.costs, tier.budget)) for tier in fleet.tiers}
+        found.append((name, {"smallest": str(smallest), "allowed": allowed, "methods": counted}))
     return found
 
 

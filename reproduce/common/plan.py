@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +18,7 @@ from fedtailor.config import load_config
 from fedtailor.sweep.plan import under_rules
 from reproduce.common.reading import costs_by_tier, course, out_of_reach
 from reproduce.shared.figures import ending
-from reproduce.shared.papers import Experiment, Variants
+from reproduce.shared.papers import Experiment, Figures, Variants
 from reproduce.shared.results import Result, Results
 from reproduce.shared.tables import Row
 
@@ -32,7 +32,6 @@ GRID = dict.fromkeys(TASKS, ("0.03", "0.1", "0.3")) | {"shakespeare": ("0.3", "1
 SEEDS, FIRST = 3, "1"
 MARGIN = 3.0  # points: who is further behind the best on every tier, on the first seed, is left at one seed
 KEPT = frozenset({"tailor", "fjord", "fedavg-smallest"})  # run with all seeds in any case
-READ = (ending, course, costs_by_tier, out_of_reach)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def rates(task: str) -> Variants:
         for method in able(task, RATES_FLEET)
         for rate in GRID[task]
     }
-    return _runs(f"{task}-rates", task, tried)
+    return _runs(f"{task}-rates", task, RATES_FLEET, tried)
 
 
 def cell(task: str, fleet: str, results: Results) -> Cell:
@@ -135,7 +134,7 @@ def cell(task: str, fleet: str, results: Results) -> Cell:
     known = known and all(FIRST in tried.get(method, {}) for method in methods if first)
     further = survivors(rows(task, fleet, results)) if known else ()
     config = f"reproduce/common/{task}.toml"
-    return Cell(name, config, methods, SEEDS, (), READ, True, first, frozenset(further))
+    return Cell(name, config, methods, SEEDS, (), read(task, fleet), True, first, frozenset(further))
 
 
 def parts(task: str, fleet: str, results: Results) -> Variants:
@@ -146,11 +145,18 @@ def parts(task: str, fleet: str, results: Results) -> Variants:
         for part, (spec, more) in PARTS.items()
         if found is not None
     }
-    return _runs(f"{task}-{fleet}-parts", task, tried, SEEDS)
+    return _runs(f"{task}-{fleet}-parts", task, fleet, tried, SEEDS)
 
 
-def _runs(name: str, task: str, tried: Mapping[str, tuple[str, ...]], seeds: int = 1) -> Variants:
-    return Variants(name, f"reproduce/common/{task}.toml", tried, seeds, (), READ, may_fail=True)
+def _runs(name: str, task: str, fleet: str, tried: Mapping[str, tuple[str, ...]], seeds: int = 1) -> Variants:
+    config = f"reproduce/common/{task}.toml"
+    return Variants(name, config, tried, seeds, (), read(task, fleet), may_fail=True)
+
+
+def read(task: str, fleet: str) -> tuple[Figures, ...]:
+    """What is read from a finished run of a cell."""
+    allowed = computed()[f"{task}-{fleet}"]["allowed"]
+    return ending, course, costs_by_tier, partial(out_of_reach, allowed=allowed)
 
 
 @cache

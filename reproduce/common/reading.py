@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
-from fedtailor.report.fairness import allowed_by, cannot_run
+from fedtailor.report.fairness import TOLERANCE
 from fedtailor.report.targets import mean_over_tiers, spent_until
 from fedtailor.storage.run_folder import RunFolder
 from reproduce.shared.figures import percent
@@ -34,7 +35,8 @@ def costs_by_tier(folder: RunFolder) -> Result:
     return {"macs_of_a_client": {tier: round(macs[tier] / answers[tier]) for tier in macs if answers[tier]}}
 
 
-def out_of_reach(folder: RunFolder) -> Result:
-    """The tiers that cannot run the network that they were evaluated on, where there are any."""
-    found = cannot_run([folder.records()], allowed_by(folder.setup()))
+def out_of_reach(folder: RunFolder, allowed: Mapping[str, int]) -> Result:
+    """The tiers that cannot pay for the network that they were evaluated on, where there are any."""
+    last = next(record for record in reversed(folder.records()) if record.tiers)
+    found = [tier for tier, cost in last.deployed.items() if cost["macs"] > (1 + TOLERANCE) * allowed[tier]]
     return {"beyond": found} if found else {}
