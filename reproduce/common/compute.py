@@ -33,8 +33,8 @@ from reproduce.shared.results import laid_out
 COUNTED = 400  # steps whose mean is taken, where steps draw their networks
 MOST = 2.0  # times the compute of the others: what fewer steps can make up for
 ABOUT = (
-    "By reproduce.common.compute. allowed: multiply-accumulates of a prediction that a tier can pay; steps: of a client "
-    "in a round; times: the largest ratio over tiers of a step's "
+    "By reproduce.common.compute. allowed: multiply-accumulates of a prediction that a tier can pay; steps: of a "
+    "client in a round; times: the largest ratio over tiers of a step's "
     "multiply-accumulates to those that the tier's budget pays."
 )
 
