@@ -51,7 +51,7 @@ def draw(results: Results, folder: Path) -> None:
 
 
 def _tradeoffs(results: Results) -> dict[str, dict[str, tuple[float, float]]]:
-    """Of each task that has any: by method the megabytes of a run, and its mean accuracy over tiers."""
+    """Of each task that has any: by method that serves all tiers the megabytes of a run, and its mean over tiers."""
     found = {task: rows(task, FIGURE_FLEET, results) for task in TASKS}
     return {
         task: {
@@ -60,6 +60,7 @@ def _tradeoffs(results: Results) -> dict[str, dict[str, tuple[float, float]]]:
                 fmean(tables.accuracy(row, tier) for tier in tiers_of(every)),
             )
             for method, row in every.items()
+            if tables.serves(row, tiers_of(every))
         }
         for task, every in found.items()
         if every
