@@ -63,7 +63,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "ofa-fl": {"ratios": (1, "1/5"), "trigger": "schedule", "first": 0},
     "scalefl": {},
     "splitmix": {"base": 0.5},
-    "tailor": {},
+    "tailor": {"widths": "uniform-5"},  # what a run settles before it asks a hook
     "uniprob": {},
 }
 METHODS_SEEN = 22

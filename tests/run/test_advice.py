@@ -39,7 +39,7 @@ def test_tiers_between_the_widths_of_a_method_are_told_what_they_are_given() -> 
     found = told(method="fjord", fleet=QUARTERS)
     less = (
         "fjord trains the widths 1/5, 2/5, 3/5, 4/5, 1 alone: tier small may have width 1/4 and gets at most 1/5, "
-        "tier middle may have width 1/2 and gets at most 2/5; method.widths=fleet trains the fleet's own."
+        'tier middle may have width 1/2 and gets at most 2/5; method.widths=["1/4","1/2",1] trains the fleet\'s own.'
     )
     assert found.count(less) == 1
     own = {"name": "fjord", "widths": ["1/4", "1/2", 1]}

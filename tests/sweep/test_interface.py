@@ -89,7 +89,7 @@ def test_the_paper_s_own_rules_are_asked_for_and_said():
 METHODS = "heterofl,fjord,efd:global_width=each"
 LESS = (  # one mlp of uniform-2's halves
     "fjord trains the widths 1/5, 2/5, 3/5, 4/5, 1 alone: tier 0.5 may have width 1/2 and gets at most 2/5; "
-    "fjord:widths=fleet trains the fleet's own."
+    'fjord:widths=["1/2",1] trains the fleet\'s own.'
 )
 
 

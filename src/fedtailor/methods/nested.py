@@ -104,13 +104,8 @@ def _fitting(method: Nested, budget: Budget, widths: Sequence[Fraction], model: 
     return cut.width or Fraction(1)
 
 
-def knows_fleet(method: type[Method]) -> bool:
-    """Whether a method can take its widths from the fleet."""
-    hook: Any = method.for_fleet
-    return hook in (with_fleet_widths, with_composable_widths)
-
-
 def has_fleet_widths(method: Method, budgets: Sequence[Budget], model: ElasticModel) -> bool:
-    """Whether a method's widths are what it would take from a fleet."""
-    again: Any = method
-    return knows_fleet(type(method)) and replace(again, widths=FLEET).for_fleet(budgets, model) == method
+    """Whether a method that can take its widths from a fleet has just these."""
+    own: Any = method
+    knows = type(own).for_fleet in (with_fleet_widths, with_composable_widths)
+    return knows and replace(own, widths=FLEET).for_fleet(budgets, model) == method

@@ -89,17 +89,15 @@ def widths_of(setup: Mapping[str, Any]) -> dict[str, Fraction]:
     }
 
 
-def narrower(
-    variant: str, setting: str, widths: object, tiers: Mapping[str, WidthLike], knows_fleet: bool = False
-) -> str:
+def narrower(variant: str, setting: str, widths: object, tiers: Mapping[str, WidthLike]) -> str:
     """Where a method trains a list of widths alone, a tier between them gets the next smaller one: in a sentence.
 
     ``tiers`` are the widths that they may have; nothing is said where each is one of the list. ``setting`` is what the
-    list is called where the method was named; some methods can be told to take it from the fleet.
+    list is called where the method was named.
 
-    >>> print(narrower("fjord", "fjord:widths", ["1/4", 1], {"small": "1/3", "large": 1}, knows_fleet=True))
+    >>> print(narrower("fjord", "fjord:widths", ["1/4", 1], {"small": "1/3", "large": 1}))
     fjord trains the widths 1/4, 1 alone: tier small may have width 1/3 and gets at most 1/4; \
-fjord:widths=fleet trains the fleet's own.
+fjord:widths=["1/3",1] trains the fleet's own.
     """
     trained = [as_width(width) for width in widths] if isinstance(widths, list | tuple) else []
     own = {tier: as_width(width) for tier, width in tiers.items()}
@@ -112,11 +110,11 @@ fjord:widths=fleet trains the fleet's own.
     if not less:
         return ""
     told = [f"tier {tier} may have width {own[tier]} and gets at most {given[tier]}" for tier in less]
-    listed = ",".join(f'"{each}"' if each.denominator > 1 else str(each) for each in sorted({*own.values()}))
     more = f" and {len(less) - MOST_TIERS} more get less" if len(less) > MOST_TIERS else ""
+    listed = ",".join(f'"{each}"' if each.denominator > 1 else str(each) for each in sorted({*own.values()}))
     return (
         f"{variant} trains the widths {', '.join(map(str, trained))} alone: {', '.join(told[:MOST_TIERS])}{more}; "
-        f"{setting}={'fleet' if knows_fleet else f'[{listed}]'} trains the fleet's own."
+        f"{setting}=[{listed}] trains the fleet's own."
     )
 
 

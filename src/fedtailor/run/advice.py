@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtailor.elasticity.costing.fitting import TooSmallError
 from fedtailor.fleet import Tier
 from fedtailor.messages import Metrics
-from fedtailor.methods.nested import has_fleet_widths, knows_fleet
+from fedtailor.methods.nested import has_fleet_widths
 from fedtailor.objective import TASKS, cross_entropy
 from fedtailor.server.setup import Setup
 
@@ -81,9 +81,7 @@ def _narrower(setup: Setup) -> list[str]:
     method = setup.method
     if has_fleet_widths(method, setup.fleet.budgets, setup.model):
         return []
-    sentence = narrower(
-        method.name, "method.widths", getattr(method, "widths", None), tiers, knows_fleet(type(method))
-    )
+    sentence = narrower(method.name, "method.widths", getattr(method, "widths", None), tiers)
     return [sentence] if sentence else []
 
 

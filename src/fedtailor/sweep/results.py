@@ -9,7 +9,6 @@ from typing import Any
 from fedtailor.config import RunConfig
 from fedtailor.elasticity.cutting.selections import WidthLike
 from fedtailor.method import Method
-from fedtailor.methods.nested import knows_fleet
 from fedtailor.report.comparison import Known
 from fedtailor.report.fairness import allowed_by, narrower, widths_of
 from fedtailor.report.rules import has_statistics
@@ -57,8 +56,7 @@ def known_from(setups: Mapping[str, Mapping[str, Any]], methods: Mapping[str, Me
 
 def narrower_of(variant: str, method: Method, tiers: Mapping[str, WidthLike]) -> str:
     """Which tiers a method gives less than they may have, in a sentence; nothing where it does not."""
-    widths, setting = getattr(method, "widths", None), f"{method.name}:widths"
-    return narrower(variant, setting, widths, tiers, knows_fleet(type(method)))
+    return narrower(variant, f"{method.name}:widths", getattr(method, "widths", None), tiers)
 
 
 def with_ending(records: Records, config: RunConfig) -> Records:
