@@ -41,10 +41,9 @@ class HeldWeights:
     only the part is touched.
     """
 
-    def __init__(self, local: LocalTraining, inactive: Inactive, held: Weights) -> None:
-        self.local = local
+    def __init__(self, local: LocalTraining, inactive: Inactive, held: Weights, places: Places) -> None:
+        self.local, self.places = local, places
         self.held = {name: value for name, value in held.items() if value.requires_grad}
-        self.places = Places(self.held)
         groups = decay_groups(local, self.held)
         self.rule: Rule = (
             _Sgd(local, self.held, groups) if local.is_sgd else _AnyOptimiser(local, self.held, groups)

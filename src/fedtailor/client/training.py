@@ -83,7 +83,7 @@ class LocalSteps:
         self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
         self.copies: dict[Cut, Copies] = {}  # of cuts that steps come back to
         self.places = Places(self.weights)
-        self.optimiser = HeldWeights(method.local, method.inactive, self.held)
+        self.optimiser = HeldWeights(method.local, method.inactive, self.held, self.places)
         self.steps = max(1, method.local.steps_for(task.client.num_examples))
         self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
         self.least = 2 if method.local.accumulate > 1 and needs_pairs(model) else 1  # examples of a part

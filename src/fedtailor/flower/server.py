@@ -128,6 +128,7 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
         "tiers": _limits(fleet),
     }  # fmt: skip
     settled = _settled(config.built_method, model, fleet)
+    start_state = cache(lambda: settled.init(model))  # once, for all devices with limits of their own
 
     def able(client: int, patches: Sequence[Patch]) -> bool:
         """Nodes that hold parts of a split stand for any device; a device of its own runs what it can afford."""
@@ -145,7 +146,7 @@ def _prepared(grid: Any, config: RunConfig, roster: Roster, run: str) -> tuple[S
                 raise own_limits(profile.name)
             check_honoured(profile.budget, settled.honours, settled.name)
             fit(model.costs, profile.budget, settled.grid, workload=settled.workload)
-            settled.cut_for(settled.init(model), profile.budget, model)  # a method may know some widths alone
+            settled.cut_for(start_state(), profile.budget, model)  # a method may know some widths alone
 
     engine = FlowerEngine(Post(grid, rules.deadline), roster, model, common, data.test, able, check)
     roster.look, roster.tier_for = engine.look, tier_finder(model, fleet, config.built_method)

@@ -70,7 +70,7 @@ def require_shares(shares: Sequence[float], widths: Widths) -> None:
 
 def with_fleet_widths(method: N, budgets: Sequence[Budget], model: ElasticModel) -> N:
     """The method with a list: for every tier its own width, or the largest in hundredths within its limits."""
-    return _with_widths(method, budgets, model, TRIED, exactly=True)
+    return _with_widths(method, budgets, model)
 
 
 def with_composable_widths(method: C, budgets: Sequence[Budget], model: ElasticModel) -> C:
@@ -79,22 +79,23 @@ def with_composable_widths(method: C, budgets: Sequence[Budget], model: ElasticM
     A tier that can run less than one of them has its own width, or the largest in hundredths.
     """
     fragments = 1 / as_width(method.input_share)
-    tried = as_candidates(f"uniform-{fragments}") if fragments.denominator == 1 else TRIED
-    return _with_widths(method, budgets, model, tried, exactly=False)
+    coarse = as_candidates(f"uniform-{fragments}") if fragments.denominator == 1 else ()
+    return _with_widths(method, budgets, model, coarse)
 
 
 def _with_widths(
-    method: N, budgets: Sequence[Budget], model: ElasticModel, tried: Sequence[Fraction], *, exactly: bool
+    method: N, budgets: Sequence[Budget], model: ElasticModel, coarse: Sequence[Fraction] = ()
 ) -> N:
+    """Widths of a coarse list where one of them fits a budget, else its own or hundredths."""
     if method.widths != FLEET:
         return method
 
     def width_for(budget: Budget) -> Fraction:
-        own = [] if budget.width is None else [Fraction(budget.width)]
-        for widths in (sorted({*tried, *(own if exactly else [])}), sorted({*TRIED, *own})):
+        if coarse:
             with suppress(TooSmallError):
-                return _fitting(method, budget, widths, model)
-        return _fitting(method, budget, TRIED, model)
+                return _fitting(method, budget, coarse, model)
+        own = [] if budget.width is None else [Fraction(budget.width)]
+        return _fitting(method, budget, sorted({*TRIED, *own}), model)
 
     return cast(N, replace(cast(Any, method), widths=tuple(sorted({width_for(each) for each in budgets}))))
 

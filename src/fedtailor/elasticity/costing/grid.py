@@ -24,9 +24,7 @@ from fedtailor.steps import step
 MULTIPLES = (1, 2, 4, 8, 16)
 WIDTHS = tuple(Fraction(number, 5) for number in range(1, 6))
 WORTH = 0.05  # of the time: a coarser grid that saves less is not taken
-MOST_MORE = (
-    1.5  # times the MACs: a grid that rounds a width up by more would give devices what they cannot run
-)
+MOST_MORE = 1.5  # times the MACs: a grid that rounds a width up by more gives devices what they cannot run
 PASSES, SECONDS = 3, 0.04  # over all pieces, so that whatever else runs meets all of them; of steps at each
 
 Point = tuple[float, float]  # MACs of an example, seconds of a step
