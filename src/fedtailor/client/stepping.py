@@ -82,7 +82,7 @@ class HeldWeights:
         """The smallest cut that holds all that a step moves, and its weights: the step's copies, or what is held."""
         if self.only_active:
             for cut, values in zip(cuts, leaves, strict=True):
-                if all(cut.holds(other) for other in cuts):
+                if len(cuts) == 1 or all(cut.holds(other) for other in cuts):
                     return (outer, self.held) if cut.unmasked == outer else (cut, values)
             # Moving everything held is the same as moving the cuts alone only as long as nothing else moves it.
             require(
@@ -124,22 +124,23 @@ class _Sgd:
         self.momenta: dict[str, Tensor | None] = dict.fromkeys(held)
 
     def move(self, weights: Weights, gradients: Weights, table: Table, rate: float) -> None:
+        moving = self.local.momentum > 0
         for group, decay in self.groups:
             names = (
                 list(gradients) if len(self.groups) == 1 else [name for name in group if name in gradients]
             )
-            momenta = [self._momentum(name, table) for name in names]
+            momenta = [self._momentum(name, table) if moving else None for name in names]
             sgd(
                 [weights[name] for name in names], [gradients[name] for name in names], momenta,
                 weight_decay=decay, momentum=self.local.momentum, lr=rate, dampening=0.0,
                 nesterov=self.local.nesterov, maximize=False, foreach=True,
             )  # fmt: skip
-            for name, momentum in zip(names, momenta, strict=True):
+            for name, momentum in zip(names, momenta, strict=True) if moving else ():
                 self._keep(name, table, momentum)
 
     def _momentum(self, name: str, table: Table) -> Tensor | None:
         momentum = self.momenta[name]
-        if table is None or self.local.momentum == 0:
+        if table is None:
             return momentum
         if momentum is None:
             momentum = self.momenta[name] = torch.zeros_like(self.held[name])

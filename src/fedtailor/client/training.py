@@ -80,6 +80,7 @@ class LocalSteps:
             n: _leaf(value, own[n] in model.trainable, self.layout) for n, value in task.patch.values.items()
         }
         statistics = frozenset(model.statistics)
+        self.tracks = bool(statistics)
         self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
         self.copies: dict[Cut, Copies] = {}  # of cuts that steps come back to
         self.places = Places(self.weights)
@@ -92,11 +93,10 @@ class LocalSteps:
         """One step on one batch; returns its loss."""
         cuts = self.method.step_cuts(self.task, step, self.model)
         leaves = [self._leaves(cut, again=cut in cuts[:number]) for number, cut in enumerate(cuts)]
-        value = sum(
-            self._gradients_of(part, share, cuts, leaves, step)
-            for part, share in parts_of(batch, self.method.local.accumulate, self.least)
-        )
-        rate = self.method.local.rate(self.task.round, step, self.steps)
+        local, value = self.method.local, 0.0
+        for part, share in parts_of(batch, local.accumulate, self.least) if local.accumulate > 1 else [(batch, 1.0)]:
+            value += self._gradients_of(part, share, cuts, leaves, step)
+        rate = local.rate(self.task.round, step, self.steps)
         self.optimiser.step(self.model, self.cut, cuts, leaves, rate)
         return value
 
@@ -127,13 +127,12 @@ class LocalSteps:
 
         Networks of one step have copies of their own, also where two of them have the same cut.
         """
-        own = norm.running(self.model, self.held, inner)
-        if (
-            inner.unmasked == self.cut
-        ):  # single weights that it leaves out are zeros, for the method to put there
-            tracked = (
-                inner == self.cut or inner.tag == self.cut.tag
-            )  # running statistics without a tag are its own
+        own = norm.running(self.model, self.held, inner) if self.tracks else {}
+        if inner is self.cut:
+            return {**self.held, **own}
+        if inner.unmasked == self.cut:  # single weights that it leaves out are zeros, for the method to put there
+            # Running statistics without a tag are its own.
+            tracked = inner == self.cut or inner.tag == self.cut.tag
             return {**(self.held if tracked else self.weights), **own}
         if inner in self.copies and not again:
             return {**self.copies[inner].filled(), **own}
@@ -168,16 +167,17 @@ def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bo
     A remainder of one example is left out where ``skip_single`` is set: batch norm has no variance to divide by.
     """
     order = task.seeds.torch("batches", client=task.client.id, round=task.round)
-    augment = task.seeds.torch("augment", client=task.client.id, round=task.round)
+    augment = None  # a generator costs as much as a short step, and most data is not augmented
+    if data.preparation is not None:
+        augment = task.seeds.torch("augment", client=task.client.id, round=task.round)
     step, epoch = 0, 0
     while epoch < local.epochs if local.steps is None else step < local.steps:
-        for chosen in torch.randperm(len(data), generator=order).split(local.batch_size):
-            if local.steps is not None and step >= local.steps:
-                return
-            if skip_single and len(chosen) == 1:
-                continue
-            yield data.take(chosen, generator=augment)
+        shuffled = torch.randperm(len(data), generator=order)
+        for batch in data.split(shuffled, local.batch_size, generator=augment, skip_single=skip_single):
+            yield batch
             step += 1
+            if step == local.steps:
+                return
         epoch += 1
         if step == 0:
             raise Diverged(f"client {task.client.id} has {len(data)} example(s): too few for one batch")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def inputs_of(batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 
 def batch_size(batch: Batch) -> int:
     """How many examples a batch holds."""
-    return len(target_of(batch))
+    return target_of(batch).shape[0]
 
 
 def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -152,9 +152,22 @@ class Examples:
 
     def take(self, indices: Tensor, *, generator: torch.Generator | None = None) -> Batch:
         """The prepared batch at these positions among the held examples; a generator allows augmentation."""
+        return self._prepared(self._rows(indices), generator)
+
+    def split(
+        self, order: Tensor, size: int, *, generator: torch.Generator | None = None, skip_single: bool = False
+    ) -> Iterator[Batch]:
+        """``take`` for one run of ``size`` positions after the other; a last run of one may be skipped."""
+        for rows in self._rows(order).split(size):
+            if not (skip_single and rows.shape[0] == 1):
+                yield self._prepared(rows, generator)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        """Where positions among the held examples lie in the columns."""
         rows = indices.to(self.device)
-        if self.indices is not None:
-            rows = self.indices.index_select(0, rows)
+        return rows if self.indices is None else self.indices.index_select(0, rows)
+
+    def _prepared(self, rows: Tensor, generator: torch.Generator | None) -> Batch:
         batch = map_tensors(self.columns, lambda column: column.index_select(0, rows))
         if isinstance(batch, dict):
             batch[target_key(batch)] = _as_labels(target_of(batch))
@@ -193,4 +206,4 @@ def _kind(column: Tensor) -> str:
 
 
 def _as_labels(labels: Tensor) -> Tensor:
-    return labels if labels.is_floating_point() else labels.long()
+    return labels if labels.dtype is torch.int64 or labels.is_floating_point() else labels.long()

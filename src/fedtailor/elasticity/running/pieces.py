@@ -6,7 +6,7 @@ import copy
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -87,6 +87,7 @@ class Pieces:
             for name in ("running_mean", "running_var", "num_batches_tracked")
         )
         self._dtypes = {name: value.dtype for name, value in tensors.items()}
+        self._all_travels = not self.constants and not groups.ties  # weights are all that a network needs
         self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
         self.strided = self._shell.strided  # 1 x 1 convolutions that leave out pixels first
         self._slices: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
@@ -210,7 +211,8 @@ class Pieces:
         ``calibrate`` mode running statistics among ``weights`` are updated in place.
         """
         self._shell.fit(cut, mode, weights)
-        with self._shell.altered(scale if mode == "train" else None, replace):
+        scale = scale if mode == "train" else None
+        with self._shell.altered(scale, replace) if scale or replace else nullcontext():
             output = self.call(weights, cut, batch)
         return answers_of(output) if all_exits else answer_of(output)
 
@@ -282,6 +284,8 @@ class Pieces:
         if cut.sparse is not None:
             weights, cut = self.spread(Patch(dict(weights), cut)).values, cut.unmasked
         table = self.table(cut)
+        if self._all_travels and weights.keys() <= table.keys():
+            return dict(weights)  # as in nearly every step
         values = {name: value for name, value in weights.items() if name in table}
         for name, value in self.constants.items():
             if name in cut.absent:
@@ -305,11 +309,7 @@ class Pieces:
         if cut not in self._slices:
             lengths = {name: [e.length for e in extents] for name, extents in self.groups.extents.items()}
             self._slices[cut] = [
-                (
-                    name,
-                    () if is_whole(where) else where,
-                    prefix_shape(where, lengths[name]),
-                )
+                (name, () if is_whole(where) else where, prefix_shape(where, lengths[name]))
                 for name, where in self.table(cut).items()
             ]
             if len(self._slices) > CACHED_INDICES:

@@ -79,13 +79,13 @@ class Shell:
         ``torch.func.functional_call`` does the same, but looks for the places anew in every call: twice the time of a
         small network's forward pass.
         """
-        places = [(*self._place(name), value) for name, value in weights.items()]
+        places = [self._places.get(name) or self._place(name) for name in weights]
         try:
-            for holder, leaf, _, value in places:
+            for (holder, leaf, _), value in zip(places, weights.values(), strict=True):
                 holder[leaf] = value
             return self.module(*args, **kwargs)
         finally:
-            for holder, leaf, at_rest, _ in places:
+            for holder, leaf, at_rest in places:
                 holder[leaf] = at_rest
 
     def _place(self, name: str) -> tuple[dict[str, Any], str, Any]:
