@@ -7,7 +7,7 @@ there. On disk it is one flat row of ``metrics.jsonl``; three parts stand elsewh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Self
@@ -40,9 +40,15 @@ class Spent:
     bytes_up: int = 0
     macs: int = 0
 
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """The sum of parts, of a round's hundreds in one go."""
+        names = [item.name for item in fields(cls)]
+        rows = zip(*(attrgetter(*names)(part) for part in parts), strict=True)
+        return cls(*map(sum, rows))
+
     def __add__(self, other: Self) -> Self:
-        names = [item.name for item in fields(self)]
-        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return self.total((self, other))
 
     @property
     def bytes(self) -> int:

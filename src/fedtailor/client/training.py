@@ -94,7 +94,9 @@ class LocalSteps:
         cuts = self.method.step_cuts(self.task, step, self.model)
         leaves = [self._leaves(cut, again=cut in cuts[:number]) for number, cut in enumerate(cuts)]
         local, value = self.method.local, 0.0
-        for part, share in parts_of(batch, local.accumulate, self.least) if local.accumulate > 1 else [(batch, 1.0)]:
+        for part, share in (
+            parts_of(batch, local.accumulate, self.least) if local.accumulate > 1 else [(batch, 1.0)]
+        ):
             value += self._gradients_of(part, share, cuts, leaves, step)
         rate = local.rate(self.task.round, step, self.steps)
         self.optimiser.step(self.model, self.cut, cuts, leaves, rate)
@@ -130,7 +132,9 @@ class LocalSteps:
         own = norm.running(self.model, self.held, inner) if self.tracks else {}
         if inner is self.cut:
             return {**self.held, **own}
-        if inner.unmasked == self.cut:  # single weights that it leaves out are zeros, for the method to put there
+        if (
+            inner.unmasked == self.cut
+        ):  # single weights that it leaves out are zeros, for the method to put there
             # Running statistics without a tag are its own.
             tracked = inner == self.cut or inner.tag == self.cut.tag
             return {**(self.held if tracked else self.weights), **own}

@@ -109,7 +109,7 @@ class ChannelGroups:
     ties: dict[str, str] = field(default_factory=dict)  # second name of a shared tensor -> its first
     constraints: dict[str, Constraint] = field(default_factory=dict)  # groups that not every width suits
 
-    @property
+    @cached_property
     def elastic(self) -> tuple[str, ...]:
         """The groups that can shrink."""
         return tuple(group for group in self.counts if group not in self.fixed)

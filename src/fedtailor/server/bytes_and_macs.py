@@ -18,7 +18,7 @@ from fedtailor.server.setup import Setup
 
 def training_spent(setup: Setup, tries: Sequence[Try]) -> dict[str, TierSpent]:
     """All tries of a round, by the tier that each client had in it; abandoned tries cost too."""
-    spent = {tier.name: TierSpent() for tier in setup.fleet.tiers}
+    spent: dict[str, list[TierSpent]] = {tier.name: [] for tier in setup.fleet.tiers}
     known = frozenset(setup.model.parameters)
     held: dict[int, int] = {}  # by the id of a patch: parameters; clients of one piece were sent the same one
     for tried in tries:
@@ -27,8 +27,8 @@ def training_spent(setup: Setup, tries: Sequence[Try]) -> dict[str, TierSpent]:
             if id(task.patch) not in held:
                 held[id(task.patch)] = _parameters(task.patch, known)
             sent = TierSpent(task.nbytes, asked=1, parameters=held[id(task.patch)])
-            spent[task.client.tier] += _spent_on(setup, task, sent, updates.get(task.client.id))
-    return {tier: each for tier, each in spent.items() if each.asked}
+            spent[task.client.tier].append(_spent_on(setup, task, sent, updates.get(task.client.id)))
+    return {tier: TierSpent.total(each) for tier, each in spent.items() if each}
 
 
 def _parameters(patch: Patch, known: Collection[str]) -> int:
@@ -41,7 +41,9 @@ def _spent_on(setup: Setup, task: Task, sent: TierSpent, update: Update | None) 
         return sent
     examples = int(update.metrics.get("examples", update.weight))
     macs = setup.method.work(task, setup.model).macs * examples
-    return sent + TierSpent(0, update.patch.nbytes, macs, answered=1, examples=examples)
+    return TierSpent(
+        sent.bytes_down, update.patch.nbytes, macs, sent.asked, 1, examples, parameters=sent.parameters
+    )
 
 
 def asking_spent(setup: Setup, tasks: Sequence[Task], updates: Sequence[Update]) -> Spent:

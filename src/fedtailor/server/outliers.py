@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,7 @@ class Sent:
     names: frozenset[str]  # all that the answer has
     values: dict[str, Tensor | None]  # None: nothing of that name was sent
     root: float
+    count: float  # root of how many numbers that are
 
 
 def refuse_outliers(
@@ -88,11 +89,10 @@ def _sizes(
     before = known[place]
     if not before.values:
         return Sizes(0.0, 0.0)
-    steps = (
-        got.values[name] if old is None else got.values[name] - old for name, old in before.values.items()
-    )
-    count = math.sqrt(max(1, sum(got.values[name].numel() for name in before.values)))
-    return Sizes(_root(steps) / count, before.root / count)
+    new = [got.values[name] for name, old in before.values.items() if old is not None]
+    steps = torch._foreach_sub(new, [old for old in before.values.values() if old is not None]) if new else ()
+    beside = (got.values[name] for name, old in before.values.items() if old is None)
+    return Sizes(_root([*steps, *beside]) / before.count, before.root / before.count)
 
 
 def _sent(sent: Patch, got: Patch, model: ElasticModel, suffixes: tuple[str, ...]) -> Sent:
@@ -103,9 +103,11 @@ def _sent(sent: Patch, got: Patch, model: ElasticModel, suffixes: tuple[str, ...
     if chosen and got.cut != sent.cut:
         values.update(model.narrow(sent, got.cut).values)
     before = {name: values.get(name) for name in chosen}
-    return Sent(frozenset(own), before, _root(old for old in before.values() if old is not None))
+    count = math.sqrt(max(1, sum(got.values[name].numel() for name in chosen)))
+    return Sent(frozenset(own), before, _root([old for old in before.values() if old is not None]), count)
 
 
-def _root(tensors: Iterable[Tensor]) -> float:
+def _root(tensors: Sequence[Tensor]) -> float:
     """The root of the sum of all squares; infinite where float32 ends, which is large enough to compare."""
-    return math.hypot(*(float(torch.linalg.vector_norm(value.float())) for value in tensors))
+    norms = torch._foreach_norm([value.float() for value in tensors]) if tensors else ()
+    return math.hypot(*map(float, norms))

@@ -41,6 +41,9 @@ TYPES = {
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _START = len(MAGIC) + 4
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_AS_THEY_ARE = frozenset(
+    {bool, float, str, type(None)}
+)  # of what JSON has; numbers may be too long, and lists too deep
 
 if sys.byteorder != "little":
     raise ImportError("fedtailor.wire writes tensors as they lie in memory, which must be little-endian")
@@ -156,7 +159,11 @@ def value_of(structure: Any, tensors: Iterator[tuple[int, Tensor]], device: torc
     if depth > MAX_DEPTH:
         raise DecodeError(f"nested more than {MAX_DEPTH} deep")
     if isinstance(structure, list):
-        return [value_of(entry, tensors, device, depth + 1) for entry in structure]
+        plain = _AS_THEY_ARE if depth < MAX_DEPTH else frozenset()
+        return [
+            entry if type(entry) in plain else value_of(entry, tensors, device, depth + 1)
+            for entry in structure
+        ]
     if not isinstance(structure, dict):
         if type(structure) is int and not _is_integer(structure):
             raise DecodeError("a whole number of more than 64 bits")

@@ -70,12 +70,16 @@ def tasks_value(tasks: Sequence[Task]) -> Value:
 
 def _alike(task: Task, first: Task) -> bool:
     """Whether two tasks differ in client, nonce and round of the memory alone, which is empty."""
-    one, other = (
-        (each.patch.cut is first.patch.cut, each.client.tier, each.client.budget, each.round, each.seeds.root,
-         each.action, replace(each.lease, nonce=first.lease.nonce))
-        for each in (task, first)
-    )  # fmt: skip
-    return one == other and not task.memory and task.levels is None and masked_cut(task).mask is None
+    if task.memory or task.levels is not None or masked_cut(task).mask is not None:
+        return False
+    same_budget = task.client.budget is first.client.budget or task.client.budget == first.client.budget
+    return same_budget and _common(task) == _common(first)
+
+
+def _common(task: Task) -> tuple[Any, ...]:
+    lease = task.lease
+    leased = (lease.names, lease.cut, lease.partial, lease.most_metrics, lease.memory)
+    return id(task.patch.cut), task.client.tier, task.round, task.seeds.root, task.action, leased
 
 
 def tasks_of(value: Mapping[str, Any], patch: Mapping[str, Tensor]) -> list[Task]:
