@@ -85,7 +85,7 @@ PARTS = {  # of tailor, each switched off by itself: method settings, further se
     "with-few-holders": ("tailor:few_holders=0.5", ()),
     "without-momentum": ("tailor", ("server.momentum=0",)),
     "without-average": ("tailor", ("server.average=0",)),
-    "with-more-momentum": ("tailor", ("server.momentum=0.8",)),
+    "with-less-momentum": ("tailor", ("server.momentum=0.5",)),
     "with-yogi": ("tailor", ("server.optimiser=yogi",)),
 }
 PARTS_OF = (("fashion-mnist", "few-strong"), ("cifar10", "uniform"))  # cells whose ablations are run

@@ -169,7 +169,7 @@ def test_the_largest_network_that_is_ahead_teaches_and_labels_do_where_there_is_
         taught = None if teacher is None else distillation_loss(outputs[student], outputs[teacher], 1.0)
         expected = expected + (losses[student] if taught is None else taught)
     found = method.loss(outputs, [], batch, task_of(method, model, client(0, 1)), model)
-    assert torch.allclose(found, expected)
+    assert torch.allclose(found, expected / 3)
 
 
 def test_without_distillation_all_networks_of_a_step_learn_from_labels():
@@ -177,7 +177,7 @@ def test_without_distillation_all_networks_of_a_step_learn_from_labels():
     outputs, batch = outputs_of(model, [3.0, 2.0, 1.0])
     method = Tailor(widths="uniform-5", distillation=False)
     found = method.loss(outputs, [], batch, task_of(method, model, client(0, 1)), model)
-    assert torch.allclose(found, sum(model.objective.loss(output, batch) for output in outputs))
+    assert torch.allclose(found, sum(model.objective.loss(output, batch) for output in outputs) / 3)
 
 
 def test_both_labels_and_teacher_where_alpha_says_so():
@@ -185,7 +185,7 @@ def test_both_labels_and_teacher_where_alpha_says_so():
     outputs, batch = outputs_of(model, [3.0, 1.0])
     method = Tailor(widths="uniform-5", alpha=0.25, ahead=False)
     large, small = (model.objective.loss(output, batch) for output in outputs)
-    expected = large + 0.25 * distillation_loss(outputs[1], outputs[0], 1.0) + 0.75 * small
+    expected = (large + 0.25 * distillation_loss(outputs[1], outputs[0], 1.0) + 0.75 * small) / 2
     found = method.loss(outputs, [], batch, task_of(method, model, client(0, 1)), model)
     assert torch.allclose(found, expected)
 
@@ -224,7 +224,7 @@ def test_the_server_has_momentum_and_an_average_unless_the_config_says_otherwise
     def server(**table: Any) -> ServerSettings:
         return make_config({"method": {"name": "tailor"}, "server": table}).built_method.server
 
-    assert server() == ServerSettings(momentum=0.5, average=0.9)
+    assert server() == ServerSettings(momentum=0.8, average=0.9)
     assert server(momentum=0, average=0) == ServerSettings()
     assert server(optimiser="yogi") == ServerSettings("yogi", average=0.9)  # without the momentum of another
     given = method_with(Tailor(), None, 3, {"optimiser": "adam"})

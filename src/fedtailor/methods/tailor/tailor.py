@@ -36,7 +36,7 @@ from fedtailor.methods.tailor.spending import sandwich_of, share_within, with_fl
 class Tailor(FjORD):
     """Nested widths of the fleet's own sizes; where a client can pay for it, a step trains several of them jointly."""
 
-    server: ServerSettings = ServerSettings(momentum=0.5, average=0.9)
+    server: ServerSettings = ServerSettings(momentum=0.8, average=0.9)
     widths: Widths = FLEET
     smallest_share: float = 0.3  # the smallest width is drawn at least so often; 0: as ``probabilities`` say
     sandwich: bool = True  # joint steps train the largest, a drawn and the smallest width; false: FjORD's two
@@ -118,7 +118,10 @@ class Tailor(FjORD):
     def loss(
         self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
     ) -> Tensor:
-        """The largest network learns from the labels, the others from a larger one or from the labels: their sum."""
+        """The largest network learns from the labels, the others from a larger one or from the labels: their mean.
+
+        A sum would move what the networks of a joint step share two or three times as far as any other step.
+        """
         if not (self.sandwich or self.ahead):
             return super().loss(outputs, weights, batch, task, model)
         losses = [model.objective.loss(output, batch) for output in outputs]
@@ -130,7 +133,7 @@ class Tailor(FjORD):
             if teacher is not None:
                 taught = model.learning_task.taught(outputs[place], outputs[teacher], batch, self.temperature)
                 total = total + self.alpha * taught
-        return total
+        return total / len(outputs)
 
     def _teacher(self, losses: Sequence[Tensor]) -> int | None:
         """Who teaches the last of the networks: the largest, or the largest of those that are ahead of it."""
