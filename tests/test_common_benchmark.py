@@ -113,6 +113,24 @@ def test_methods_without_a_row_are_named_with_their_reason(common):
 # Tables
 
 
+def test_a_method_is_far_behind_only_where_all_have_been_tried(common, tmp_path):
+    results = with_rates(common, tmp_path, heterofl=80.0, flanc=77.5)
+    results.add("fashion-mnist-few-strong", "heterofl", 1, figures(80, 80), MADE)
+
+    def said_of(fleet):
+        found = common.plan.rows("fashion-mnist", fleet, results)
+        return list(common.tables._missing("fashion-mnist", fleet, found, results))
+
+    (behind,) = (line for line in said_of("uniform") if "far behind" in line)
+    assert "`flado`" in behind
+    assert "`flanc`" not in behind
+    (waiting,) = (line for line in said_of("uniform") if line.startswith("Not run yet"))
+    assert "`flanc`" in waiting
+    assert "`flado`" not in waiting
+    assert not any("far behind" in line for line in said_of("few-strong"))
+    assert any("`heterofl`" in line for line in said_of("few-strong") if line.startswith("Not run yet"))
+
+
 def three_seeds(*levels: float, shift: float = 0.0) -> dict[str, dict[str, Any]]:
     return {
         str(seed): figures(*(level + 0.1 * seed + shift * seed for level in levels)) for seed in (1, 2, 3)

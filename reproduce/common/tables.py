@@ -8,12 +8,14 @@ from statistics import fmean
 from fedtailor.report.differences import Difference, paired
 from reproduce.common.plan import (
     FLEETS,
-    KEPT,
     METHODS,
     PARTS,
     PARTS_OF,
+    SEEDS,
     TASKS,
+    able,
     best_rates,
+    cell,
     computed,
     in_reach,
     rows,
@@ -252,9 +254,14 @@ def _missing(task: str, fleet: str, found: Mapping[str, Row], results: Results) 
     dear = [f"`{m}` ({known[m]['times']:.1f} times)" for m in found if known[m].get("times", 0) > 2]
     if dear:
         yield f"Beyond the compute of the others: {', '.join(dear)}."
-    alone = [f"`{method}`" for method, row in found.items() if len(row) == 1 and method not in KEPT]
-    if alone:
-        yield f"Too far behind on every tier after the first seed, and left at that: {', '.join(alone)}."
+    further = cell(task, fleet, results).further  # nobody, as long as not all have been tried
+    left = [f"`{method}`" for method in found if further and method not in further]
+    if left:
+        yield f"Too far behind on every tier after the first seed, and left at that: {', '.join(left)}."
+    waiting = [f"`{m}`" for m, row in found.items() if f"`{m}`" not in left and len(row) < SEEDS]
+    waiting += [f"`{method}`" for method in able(task, fleet) if method not in found]
+    if waiting:
+        yield f"Not run yet with all its seeds: {', '.join(waiting)}."
     refused = [f"`{method}`: {why['refused']}" for method, why in known.items() if "refused" in why]
     if refused:
         yield f"Cannot run here: {'; '.join(refused)}."
