@@ -1,6 +1,6 @@
 """fedtailor, as a user calls it: ``fedtailor.train`` with two workers, stopped after every round.
 
-python benchmarks/rounds/ours.py W4 [together=50]
+python benchmarks/rounds/ours.py W4 [together=50] [align=auto]
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def main() -> None:
             "distillation": False,
             "widths": [f"{width:g}" for width in workload.widths],
         }
+    if "align" in asked:
+        method |= {"align": asked["align"]}
     torch.manual_seed(0)
     with suppress(Enough):
         fedtailor.train(

@@ -111,6 +111,8 @@ def contestants(name: str, peers: str | None) -> list[Contestant]:
     ]
     if not WORKLOADS[name].nested:  # nobody writes FjORD first
         found.append(Contestant("plain loop", script("plain.py"), {"OMP_NUM_THREADS": threads}))
+    if name == "W2":
+        found.insert(2, Contestant("fedtailor, align = auto", script("ours.py", "align=auto")))
     if name == "W4":
         found.insert(2, Contestant("fedtailor, together = 50", script("ours.py", "together=50")))
     if peers and len(WORKLOADS[name].widths) == 1 and not WORKLOADS[name].adamw:

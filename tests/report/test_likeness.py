@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from fedtailor import train
+from fedtailor.methods.tailor.tailor import Tailor
 from fedtailor.report.folders import read_runs
 from fedtailor.report.panels.all_panels import all_panels
 from helpers import tiny_mlp, vector_data
@@ -37,7 +38,9 @@ def test_runs_of_other_rounds_are_never_pooled(tmp_path):
 
 
 def test_what_a_method_brings_along_for_the_server_is_no_difference_beyond_it(tmp_path):
-    for name, method, momentum in (("a", "fjord", 0.0), ("b", "tailor", 0.5), ("c", "heterofl", 0.0)):
+    own = Tailor().server.momentum
+    assert own
+    for name, method, momentum in (("a", "fjord", 0.0), ("b", "tailor", own), ("c", "heterofl", 0.0)):
         place = write_run(tmp_path / name, method, 0.9, 1, 3)
         with (place / "config.toml").open("a") as file:
             file.write(f"\n[server]\nmomentum = {momentum}\n")
