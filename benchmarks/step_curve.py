@@ -3,8 +3,8 @@
     python benchmarks/step_curve.py [--record]
 
 For three networks: steps at the five widths of ``bench``, the curve through them, and steps at other widths, rounded up
-to multiples of eight channels as ``method.align = 8`` does. All are measured in turns, several times; the medians are
-compared. One thread.
+to multiples of eight channels as ``method.align = 8`` does. All are measured in many short turns, because whatever else
+the machine does slows it down for seconds; the medians are compared. One thread.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of steps, for each width and turn")
+    parser.add_argument("--turns", type=int, default=25)
+    parser.add_argument("--seconds", type=float, default=0.05, help="of steps, for each width and turn")
     parser.add_argument("--batch", type=int, default=32)
     results.add_option(parser)
     options = parser.parse_args()

@@ -108,7 +108,7 @@ class WeightAlone(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.short, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 10)
+        self.first, self.short, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 1, stride=2), nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(nn.functional.conv2d(self.first(x).relu(), self.short.weight, stride=2).mean((2, 3)))
