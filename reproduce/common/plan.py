@@ -87,6 +87,7 @@ PARTS = {  # of tailor, each switched off by itself: method settings, further se
     "without-average": ("tailor", ("server.average=0",)),
     "with-less-momentum": ("tailor", ("server.momentum=0.5",)),
     "with-yogi": ("tailor", ("server.optimiser=yogi",)),
+    "server-alone": ("fjord:widths={widths}", ("server.momentum=0.8", "server.average=0.9")),
 }
 PARTS_OF = (("fashion-mnist", "few-strong"), ("cifar10", "uniform"))  # cells whose ablations are run
 
@@ -138,10 +139,15 @@ def cell(task: str, fleet: str, results: Results) -> Cell:
 
 
 def parts(task: str, fleet: str, results: Results) -> Variants:
-    """tailor and each of its parts switched off, at the rate and the steps of the whole."""
+    """tailor and each of its parts switched off, at the rate of the whole; FjORD with its server for what is left."""
     found = best_rates(task, results).get("tailor")
+    widths = FLEETS[fleet].widths
     tried = {
-        part: (*under_rules(spec, _said(task)), *_common(task, fleet, "tailor", found), *more)
+        part: (
+            *under_rules(spec.format(widths=widths), _said(task)),
+            *_common(task, fleet, spec.partition(":")[0], found),
+            *more,
+        )
         for part, (spec, more) in PARTS.items()
         if found is not None
     }

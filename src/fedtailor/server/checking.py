@@ -17,7 +17,7 @@ from fedtailor.engines.answers import FINE, fault_of
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Refused, Task, Update
 from fedtailor.record import LOSS
-from fedtailor.server.outliers import refuse_outliers
+from fedtailor.server.outliers import Outliers
 
 NOBODY = -1  # the client of an answer that names none
 LARGEST_COUNT = 2**53  # up to here float64, in which updates are summed, knows every whole number
@@ -36,6 +36,7 @@ def check_answers(
     otherwise, updates are also compared with each other.
     """
     asked = {task.client.id: task for task in tasks}
+    outliers = Outliers(asked, model)
     accepted: dict[int, Update] = {}
     refused: list[Refused] = []
     round = next((task.round for task in asked.values()), -1)
@@ -58,9 +59,11 @@ def check_answers(
             refused.append(refusal)
         else:
             accepted[answer.client] = answer
+            if compare:
+                outliers.measure(answer)
     updates, absurd = [accepted[client] for client in sorted(accepted)], list[Refused]()
     if compare:
-        updates, absurd = refuse_outliers(asked, updates, model)
+        updates, absurd = outliers.refuse(updates)
     return updates, sorted([*refused, *absurd], key=lambda each: (each.client, each.reason))
 
 

@@ -22,7 +22,10 @@ from fedtailor.messages import Refused, Task, Update
 
 BEYOND_OTHERS = 100.0  # times the median of the round's other clients
 BEYOND_SENT = 3.0  # times what was sent
-STATISTICS = (".running_mean", ".running_var")
+JUDGED = {  # the reason of a refusal, and how the names of what is judged end; no ends: what is trained
+    "absurd-step": (),
+    "absurd-statistics": (".running_mean", ".running_var"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,25 +46,34 @@ class Sent:
     count: float  # root of how many numbers that are
 
 
-def refuse_outliers(
-    tasks: Mapping[int, Task], updates: Sequence[Update], model: ElasticModel
-) -> tuple[list[Update], list[Refused]]:
-    """The updates that stay, in their order, and those that are absurdly large.
+class Outliers:
+    """Measures updates as they come, so that at the end of a round nothing is left but to compare."""
 
-    The largest is compared first, and with a refused one gone the rest is judged as if it had never been there.
-    """
-    kept, refused = list(updates), []
-    for reason, suffixes in (("absurd-step", ()), ("absurd-statistics", STATISTICS)):
-        known: dict[tuple[int, int], Sent] = {}
-        sizes = {
-            update.client: _sizes(tasks[update.client].patch, update.patch, model, suffixes, known)
-            for update in (kept if len(kept) > 1 else ())
-        }
-        while (client := _outlier(sizes)) is not None:
-            del sizes[client]
-            kept = [update for update in kept if update.client != client]
-            refused.append(Refused(client, tasks[client].round, reason, "far beyond all others"))
-    return kept, refused
+    def __init__(self, tasks: Mapping[int, Task], model: ElasticModel) -> None:
+        self._tasks, self._model = tasks, model
+        self._sizes: dict[str, dict[int, Sizes]] = {reason: {} for reason in JUDGED}
+        self._known: dict[str, dict[tuple[int, int], Sent]] = {reason: {} for reason in JUDGED}
+
+    def measure(self, update: Update) -> None:
+        """Note how large an update is that nothing else is wrong with."""
+        sent = self._tasks[update.client].patch
+        for reason, suffixes in JUDGED.items():
+            size = _sizes(sent, update.patch, self._model, suffixes, self._known[reason])
+            self._sizes[reason][update.client] = size
+
+    def refuse(self, updates: Sequence[Update]) -> tuple[list[Update], list[Refused]]:
+        """The updates that stay, in their order, and those that are absurdly large.
+
+        The largest is compared first, and with a refused one gone the rest is judged as if it had never been there.
+        """
+        kept, refused = list(updates), []
+        for reason, measured in self._sizes.items():
+            sizes = {update.client: measured[update.client] for update in kept}
+            while (client := _outlier(sizes)) is not None:
+                del sizes[client]
+                kept = [update for update in kept if update.client != client]
+                refused.append(Refused(client, self._tasks[client].round, reason, "far beyond all others"))
+        return kept, refused
 
 
 def _outlier(sizes: Mapping[int, Sizes]) -> int | None:

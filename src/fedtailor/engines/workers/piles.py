@@ -83,8 +83,8 @@ class Pile:
 def bundled(tasks: Sequence[tuple[Task, int]], least: int, together: int = 1) -> list[Job]:
     """Jobs of tasks, each with its effort: tiny ones that share a patch go together, so that handing over is little.
 
-    At least about so many jobs (0: each task by itself), so that who was given slow ones is helped out by others. Tasks
-    that are trained ``together`` are one job, however many there are.
+    About so many jobs as ``least``, or a multiple (0: each task by itself), and all alike: who was given slow ones is
+    helped out by others, and workers are through at once. Tasks that are trained ``together`` are one job.
     """
     shared: dict[int, Tensors] = {}  # of one patch that many tasks carry, the tensors are sent once
     by_patch: dict[int, list[tuple[Task, int]]] = {}
@@ -97,20 +97,26 @@ def bundled(tasks: Sequence[tuple[Task, int]], least: int, together: int = 1) ->
             job_of([(task, efforts[id(task)]) for task in flock], shared[id(flock[0].patch)], len(flock) > 1)
             for flock in flocks([task for task, _ in tasks], together)
         ]
-    most = min(TINY_EFFORT, sum(effort for _, effort in tasks) // least) if least else 0
-    return [job_of(part, shared[patch]) for patch, group in by_patch.items() for part in _parted(group, most)]
+    total = sum(effort for _, effort in tasks)
+    count = least * max(1, -(-total // (TINY_EFFORT * least))) if least else 0
+    jobs: list[Job] = []
+    for patch, group in by_patch.items():
+        jobs += [job_of(part, shared[patch]) for part in _parted(group, total / count if count else 0)]
+    return jobs
 
 
-def _parted(tasks: Sequence[tuple[Task, int]], most: int) -> Iterator[list[tuple[Task, int]]]:
-    """Tasks of one patch in runs of at most this effort, or of one task."""
+def _parted(tasks: Sequence[tuple[Task, int]], share: float) -> Iterator[list[tuple[Task, int]]]:
+    """Tasks of one patch in runs that are alike: each ends where so much effort, or a multiple of it, is reached."""
     size = sum(value.nbytes for value in tasks[0][0].patch.values.values())
     room = max(1, BUNDLE_BYTES // max(1, size))
     part: list[tuple[Task, int]] = []
-    spent = 0
+    spent, ends = 0, share
     for task, effort in tasks:
-        if part and (len(part) >= room or spent + effort > most):
+        if part and (len(part) >= room or spent + effort / 2 > ends):
             yield part
-            part, spent = [], 0
+            part = []
+        while spent + effort / 2 > ends > 0:
+            ends += share
         part.append((task, effort))
         spent += effort
     yield part

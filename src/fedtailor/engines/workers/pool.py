@@ -151,6 +151,7 @@ class WorkerPool:
                 for worker in heard or self._workers.copy():
                     job = worker.job
                     result = self._listen(worker) if heard else self._look_after(worker)
+                    self._give_out(pile)  # before the caller looks at the answer: nobody waits for that
                     if job is None or job not in pile:
                         self._note_aside(job, result)
                     elif result is not None:
