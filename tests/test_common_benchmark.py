@@ -87,6 +87,19 @@ def test_who_is_far_behind_on_every_tier_is_left_at_one_seed(common, tmp_path):
     assert common.plan.survivors(ahead_on_one) == {"a", "b"}
 
 
+def test_who_is_hopeless_where_rates_are_found_is_not_run_on_other_fleets(common, tmp_path):
+    results = with_rates(common, tmp_path, heterofl=80.0, flanc=74.5, flado=73.5, tailor=50.0)
+    chosen = {"heterofl", "flanc", "tailor", "fjord", "fedavg-smallest"}
+    assert set(common.plan.tried_on("fashion-mnist", "few-strong", results)) == chosen
+    assert {method for method, _ in runs_of(common, results, "fashion-mnist-few-strong")} == chosen
+    assert len(common.plan.tried_on("fashion-mnist", "uniform", results)) == 15
+    results.add("fashion-mnist-few-strong", "efd", 1, figures(10, 10), MADE)  # it stays where it has been run
+    found = common.plan.rows("fashion-mnist", "few-strong", results)
+    (line,) = (x for x in common.tables._missing("fashion-mnist", "few-strong", found, results) if "6 points" in x)
+    assert "`flado`" in line
+    assert "`efd`" not in line
+
+
 def test_a_run_is_a_config_of_its_fleet_with_the_steps_of_equal_compute(common, tmp_path):
     results = with_rates(common, tmp_path)
     (cell,) = (each for each in common.plan.experiments(results) if each.name == "fashion-mnist-flops")

@@ -1,7 +1,8 @@
 """What the common benchmark consists of: tasks, fleets, methods, rates; who is run with more than one seed; ablations.
 
 A cell is a task and a fleet. Rates are found for every method alike, on the first seed and on one fleet; those runs are
-that fleet's first seed. A method that is nowhere near the best of a cell is not run with further seeds there.
+that fleet's first seed. A method that is nowhere near the best of a cell is not run with further seeds there; one that
+is far behind on every tier of the first fleet is not run on the others.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ COMPUTE = (
 )  # local steps of every method at equal compute, by ``reproduce.common.compute``
 
 TASKS = ("fashion-mnist", "femnist", "cifar10", "shakespeare")
-GRID = dict.fromkeys(TASKS, ("0.03", "0.1", "0.3")) | {"shakespeare": ("0.3", "1.0", "3.0")}
+GRID = dict.fromkeys(TASKS, ("0.03", "0.1", "0.3")) | {"shakespeare": ("1.0", "3.0", "10.0")}
 SEEDS, FIRST = 3, "1"
 MARGIN = 3.0  # points: who is further behind the best on every tier, on the first seed, is left at one seed
+FAR = 6.0  # points: who is so far behind where rates are found is not run on the task's other fleets
 KEPT = frozenset({"tailor", "fjord", "fedavg-smallest"})  # run with all seeds in any case
 
 
@@ -126,7 +128,7 @@ def cell(task: str, fleet: str, results: Results) -> Cell:
     name, found = f"{task}-{fleet}", best_rates(task, results)
     methods = {
         method: settings_of(task, fleet, method, found[method])
-        for method in able(task, fleet)
+        for method in tried_on(task, fleet, results)
         if method in found
     }
     first, tried = fleet != RATES_FLEET, results.runs(name)
@@ -136,6 +138,15 @@ def cell(task: str, fleet: str, results: Results) -> Cell:
     further = survivors(rows(task, fleet, results)) if known else ()
     config = f"reproduce/common/{task}.toml"
     return Cell(name, config, methods, SEEDS, (), read(task, fleet), True, first, frozenset(further))
+
+
+def tried_on(task: str, fleet: str, results: Results) -> list[str]:
+    """The methods that are run in a cell: those that can, less those that were hopeless where rates were found."""
+    methods, known = able(task, fleet), len(best_rates(task, results)) == len(able(task, RATES_FLEET))
+    if fleet == RATES_FLEET or not known:
+        return methods
+    kept = survivors(rows(task, RATES_FLEET, results), FAR)
+    return [method for method in methods if method in kept]
 
 
 def parts(task: str, fleet: str, results: Results) -> Variants:
@@ -234,14 +245,14 @@ def in_reach(run: Result) -> dict[str, float]:
     return {tier: value for tier, value in run["accuracy"].items() if tier not in beyond}
 
 
-def survivors(found: Mapping[str, Row]) -> set[str]:
-    """Who is run with further seeds: near the best of a tier on the first seed, or one that the bars are about."""
+def survivors(found: Mapping[str, Row], margin: float = MARGIN) -> set[str]:
+    """Who is run further: near the best of a tier on the first seed, or one that the bars are about."""
     firsts = {method: in_reach(row[FIRST]) for method, row in found.items() if FIRST in row}
     tiers = {tier for accuracy in firsts.values() for tier in accuracy}
     best = {tier: max(accuracy.get(tier, 0.0) for accuracy in firsts.values()) for tier in tiers}
     near = {
         method
         for method, accuracy in firsts.items()
-        if any(value >= best[tier] - MARGIN for tier, value in accuracy.items())
+        if any(value >= best[tier] - margin for tier, value in accuracy.items())
     }
     return near | KEPT & firsts.keys()

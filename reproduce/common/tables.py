@@ -7,10 +7,12 @@ from statistics import fmean
 
 from fedtailor.report.differences import Difference, paired
 from reproduce.common.plan import (
+    FAR,
     FLEETS,
     METHODS,
     PARTS,
     PARTS_OF,
+    RATES_FLEET,
     SEEDS,
     TASKS,
     able,
@@ -19,6 +21,7 @@ from reproduce.common.plan import (
     computed,
     in_reach,
     rows,
+    tried_on,
 )
 from reproduce.shared.results import Results
 from reproduce.shared.tables import Row, accuracy_table, interval, line, lines, tiers_of
@@ -259,9 +262,13 @@ def _missing(task: str, fleet: str, found: Mapping[str, Row], results: Results) 
     if left:
         yield f"Too far behind on every tier after the first seed, and left at that: {', '.join(left)}."
     waiting = [f"`{m}`" for m, row in found.items() if f"`{m}`" not in left and len(row) < SEEDS]
-    waiting += [f"`{method}`" for method in able(task, fleet) if method not in found]
+    wanted = tried_on(task, fleet, results)
+    waiting += [f"`{method}`" for method in wanted if method not in found]
     if waiting:
         yield f"Not run yet with all its seeds: {', '.join(waiting)}."
+    hopeless = [f"`{m}`" for m in able(task, fleet) if m not in wanted and m not in found]
+    if hopeless:
+        yield f"More than {FAR:g} points behind on every tier of `{RATES_FLEET}`, and not run here: {', '.join(hopeless)}."
     refused = [f"`{method}`: {why['refused']}" for method, why in known.items() if "refused" in why]
     if refused:
         yield f"Cannot run here: {'; '.join(refused)}."
