@@ -95,7 +95,9 @@ def test_who_is_hopeless_where_rates_are_found_is_not_run_on_other_fleets(common
     assert len(common.plan.tried_on("fashion-mnist", "uniform", results)) == 15
     results.add("fashion-mnist-few-strong", "efd", 1, figures(10, 10), MADE)  # it stays where it has been run
     found = common.plan.rows("fashion-mnist", "few-strong", results)
-    (line,) = (x for x in common.tables._missing("fashion-mnist", "few-strong", found, results) if "6 points" in x)
+    (line,) = (
+        x for x in common.tables._missing("fashion-mnist", "few-strong", found, results) if "6 points" in x
+    )
     assert "`flado`" in line
     assert "`efd`" not in line
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from fedtailor.report.fairness import TOLERANCE
 from fedtailor.report.targets import mean_over_tiers, spent_until
 from fedtailor.storage.run_folder import RunFolder
 from reproduce.shared.figures import percent
 from reproduce.shared.results import Result
+
+# Methods that keep embeddings whole cost up to 9 % more at a width than those that cut all: the same device runs them.
+TOLERANCE = 0.1
 
 
 def course(folder: RunFolder) -> Result:

@@ -268,7 +268,8 @@ def _missing(task: str, fleet: str, found: Mapping[str, Row], results: Results) 
         yield f"Not run yet with all its seeds: {', '.join(waiting)}."
     hopeless = [f"`{m}`" for m in able(task, fleet) if m not in wanted and m not in found]
     if hopeless:
-        yield f"More than {FAR:g} points behind on every tier of `{RATES_FLEET}`, and not run here: {', '.join(hopeless)}."
+        names = ", ".join(hopeless)
+        yield f"More than {FAR:g} points behind on every tier of `{RATES_FLEET}`, and not run here: {names}."
     refused = [f"`{method}`: {why['refused']}" for method, why in known.items() if "refused" in why]
     if refused:
         yield f"Cannot run here: {'; '.join(refused)}."

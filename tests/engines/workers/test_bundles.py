@@ -37,7 +37,12 @@ def test_tiny_tasks_of_one_patch_go_together():
     some = tasks()
     tiny = [(task, 1000) for task in some]
     assert [len(each) for each in clients(bundled(tiny, least=8))] == SIZES
-    assert [len(each) for each in clients(bundled(tiny[:10], least=4))] == [3, 2, 3, 2]  # two workers: five each, if they are alike
+    assert [len(each) for each in clients(bundled(tiny[:10], least=4))] == [
+        3,
+        2,
+        3,
+        2,
+    ]  # two workers: five each
     assert [len(each) for each in clients(bundled(tiny, least=0))] == [1] * COUNT
     assert [*chain(*clients(bundled(tiny, least=8)))] == list(range(COUNT))
     assert len({id(job.tensors) for job in bundled(tiny, least=8)}) == 1
