@@ -103,6 +103,8 @@ class Paper:
         results = Results((elsewhere or self.script.parent) / "results.json")
         runs = elsewhere / "runs" if elsewhere else Path("runs") / (self.runs or self.script.parent.name)
 
+        wanted = options.experiments or self._names
+
         def planned() -> list[Experiment]:
             return [
                 replace(
@@ -112,7 +114,7 @@ class Paper:
                     methods=_some(each.methods, options.methods),
                 )
                 for each in self._experiments(results)
-                if each.name in (options.experiments or self._names)
+                if each.name in wanted
             ]
 
         chosen = planned()

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -43,8 +44,8 @@ class Results:
         """All that is there, by the name of the experiment."""
         if not self.file.exists():
             return {}
-        found: dict[str, Result] = json.loads(self.file.read_text(encoding="utf-8"))["experiments"]
-        return found
+        status = self.file.stat()
+        return _read(self.file, status.st_mtime_ns, status.st_size, status.st_ino)
 
     def runs(self, experiment: str) -> dict[str, dict[str, Result]]:
         """The runs of an experiment that are there: method -> seed -> figures."""
@@ -60,12 +61,12 @@ class Results:
     ) -> None:
         """Write a run down; ``made`` holds the experiment's ``commands`` and the run's ``versions``."""
         with self._alone():
-            every = self.experiments()
-            entry = every.setdefault(experiment, {})
+            every = dict(self.experiments())
+            entry = every.get(experiment, {})
             versions = list(dict.fromkeys([*entry.get("versions", []), *made["versions"]]))
             seeds = sorted({*entry.get("seeds", []), seed})
-            accuracy, runs = entry.get("accuracy", {}), entry.get("runs", {})
-            runs.setdefault(method, {})[str(seed)] = figures
+            accuracy, runs = dict(entry.get("accuracy", {})), dict(entry.get("runs", {}))
+            runs[method] = {**runs.get(method, {}), str(seed): figures}
             if len(runs[method]) > 1:
                 accuracy[method] = over_seeds(runs[method])
             every[experiment] = {
@@ -92,6 +93,13 @@ class Results:
             yield
         finally:
             os.close(folder)
+
+
+@lru_cache(maxsize=1)
+def _read(file: Path, *_version: int) -> dict[str, Result]:
+    """What a version of the file holds; a script asks for it hundreds of times before it runs anything."""
+    found: dict[str, Result] = json.loads(file.read_text(encoding="utf-8"))["experiments"]
+    return found
 
 
 def over_seeds(runs: Mapping[str, Result]) -> dict[str, dict[str, float]]:
