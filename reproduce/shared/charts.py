@@ -88,7 +88,7 @@ def points(title: str, series: Mapping[str, tuple[float, float]], top: int = 0) 
         )
         parts.append(f'<text x="{across + 8:.1f}" y="{up - 6:.1f}" font-size="9">{number + 1}</text>')
         place = top + 30 + 14 * number
-        parts.append(f'<text x="495" y="{place}" font-size="11" fill="{colour}">{number + 1} {name}</text>')
+        parts.append(f'<text x="515" y="{place}" font-size="11" fill="{colour}">{number + 1} {name}</text>')
     return "\n".join(parts)
 
 
