@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.optim.sgd import sgd
 from turns import take_turns
 from workloads import ADAMW_RATE, RATE, WORKLOADS, Workload
 
+from fedtailor.client.stepping import clip_
 from fedtailor.elasticity.running.strided import leave_out_pixels_first
 
 PROCESSES = 2
+HETEROFL_CLIPS = 1.0  # gradients, as fedtailor's HeteroFL does by default
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ def trainer(workload: Workload, width: float) -> Trainer:
     torch.manual_seed(0)
     network = workload.build(width)
     leave_out_pixels_first(network)
-    if width < 1 and not workload.nested:
+    clips = len(workload.widths) > 1 and not workload.nested
+    if width < 1 and clips:
         _scale(network, 1 / width)
     weights: list[torch.Tensor] = list(network.parameters())
     for weight in weights:
@@ -60,10 +62,9 @@ def trainer(workload: Workload, width: float) -> Trainer:
         else:
             with torch.no_grad():
                 found = [weight.grad for weight in weights if weight.grad is not None]
-                sgd(
-                    weights, found, [None] * len(weights), weight_decay=0.0, momentum=0.0, lr=RATE,
-                    dampening=0.0, nesterov=False, maximize=False, foreach=True,
-                )  # fmt: skip
+                if clips:
+                    clip_(found, HETEROFL_CLIPS)
+                torch._foreach_add_(weights, found, alpha=-RATE)
         for weight in weights:
             weight.grad = None
 

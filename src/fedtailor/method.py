@@ -215,8 +215,10 @@ class Method:
         self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
     ) -> Tensor:
         """What a local step minimises, from the output and the weights of each step cut."""
+        if len(outputs) == 1:
+            return model.objective.loss(outputs[0], batch)
         first, *others = (model.objective.loss(output, batch) for output in outputs)
-        return sum(others, first) / len(outputs) if others else first  # a division by one costs a step
+        return sum(others, first) / len(outputs)
 
     def merge(self, state: ServerState, updates: Sequence[Update], model: ElasticModel) -> ServerState:
         """The next state: the mean over holders, or the rule of [merge], and what [server] makes of it."""

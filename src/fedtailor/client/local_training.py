@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal
 
 from fedtailor.client.optimisers import OF_TRAINING, Optimiser, check_options, optimiser_of
@@ -149,7 +150,12 @@ class LocalTraining:
             )
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, at / self.rounds)))
-        # As decimals: 0.07 of 100 rounds is round 7, where floats give 7.000000000000001 and so round 8.
-        milestones = [Fraction(str(share)) for share in self.milestones]
+        milestones = _decimals(self.milestones)
         passed = sum(at >= (share * self.rounds if share < 1 else share) for share in milestones)
         return self.lr * self.gamma**passed
+
+
+@cache
+def _decimals(numbers: tuple[float, ...]) -> tuple[Fraction, ...]:
+    """As they are written: 0.07 of 100 rounds is round 7, where floats give 7.000000000000001 and so round 8."""
+    return tuple(Fraction(str(number)) for number in numbers)

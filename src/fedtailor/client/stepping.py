@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import get_total_norm
 from torch.optim.sgd import sgd
 
 from fedtailor.client.copies import Places
@@ -52,6 +52,7 @@ class HeldWeights:
         self.start = {name: value.detach().clone() for name, value in self.held.items()} if proximal else {}
         self.still = local.is_sgd and local.momentum == 0 and local.weight_decay == 0 and not proximal
         self.only_active = inactive == "active" or self.still
+        self.clips = local.clip_norm < math.inf
 
     @torch.no_grad()
     def step(
@@ -61,11 +62,13 @@ class HeldWeights:
         widest, values = self._moved(outer, cuts, leaves)
         table = None if widest == outer else model.inside(outer, widest)
         gradients = self._collect(model, widest, cuts, leaves)
+        if not gradients:
+            return
         weights = {name: values[name] for name in gradients}
         if self.start:
             self._pull_back(gradients, weights, table)
-        if self.local.clip_norm < math.inf:
-            clip_grad_norm_(_with_gradients(gradients), self.local.clip_norm)
+        if self.clips:
+            clip_(list(gradients.values()), self.local.clip_norm)
         self.rule.move(weights, gradients, table, rate)
         if table is not None:
             self._put_back(widest, table, weights)
@@ -96,10 +99,10 @@ class HeldWeights:
         for inner, values in zip(cuts, leaves, strict=True):
             narrower = inner.unmasked != widest
             for name in self.held:
-                gradient = values[name].grad if name in values else None
-                if gradient is None:
+                leaf = values.get(name)
+                if leaf is None or (gradient := leaf.grad) is None:
                     continue
-                values[name].grad = None  # two cuts may share a leaf, which has their sum already
+                leaf.grad = None  # two cuts may share a leaf, which has their sum already
                 if narrower:
                     wide = torch.zeros(
                         model.shape(name, widest), dtype=gradient.dtype, device=gradient.device
@@ -122,9 +125,14 @@ class _Sgd:
     def __init__(self, local: LocalTraining, held: Weights, groups: list[Group]) -> None:
         self.local, self.held, self.groups = local, held, groups
         self.momenta: dict[str, Tensor | None] = dict.fromkeys(held)
+        self.plain = local.momentum == 0 and len(groups) == 1 and groups[0][1] == 0
 
     def move(self, weights: Weights, gradients: Weights, table: Table, rate: float) -> None:
         moving = self.local.momentum > 0
+        if self.plain and not any(gradient.is_sparse for gradient in gradients.values()):
+            # What PyTorch's function comes to, in half the time of a small network's step
+            torch._foreach_add_(list(weights.values()), list(gradients.values()), alpha=-rate)
+            return
         for group, decay in self.groups:
             names = (
                 list(gradients) if len(self.groups) == 1 else [name for name in group if name in gradients]
@@ -241,11 +249,10 @@ def check_follows_cuts(local: LocalTraining, inactive: Inactive) -> None:
         )
 
 
-def _with_gradients(gradients: Weights) -> list[Tensor]:
-    """Stand-ins that carry the gradients, for PyTorch's clipping function."""
-    stand_ins = []
-    for gradient in gradients.values():
-        stand_in = torch.empty_like(gradient)
-        stand_in.grad = gradient
-        stand_ins.append(stand_in)
-    return stand_ins
+def clip_(gradients: list[Tensor], most: float) -> None:
+    """Shorten gradients in place to a norm of ``most`` at the most, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+    That one asks for weights which carry them, and a gradient here may belong to a part of a weight.
+    """
+    share = most / (get_total_norm(gradients) + 1e-6)
+    torch._foreach_mul_(gradients, torch.clamp(share, max=1.0))

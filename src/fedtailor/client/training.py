@@ -87,6 +87,7 @@ class LocalSteps:
         self.optimiser = HeldWeights(method.local, method.inactive, self.held, self.places)
         self.steps = max(1, method.local.steps_for(task.client.num_examples))
         self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
+        self.mixed = method.local.precision != "float32"
         self.least = 2 if method.local.accumulate > 1 and needs_pairs(model) else 1  # examples of a part
 
     def take(self, step: int, batch: Batch) -> float:
@@ -94,10 +95,11 @@ class LocalSteps:
         cuts = self.method.step_cuts(self.task, step, self.model)
         leaves = [self._leaves(cut, again=cut in cuts[:number]) for number, cut in enumerate(cuts)]
         local, value = self.method.local, 0.0
-        for part, share in (
-            parts_of(batch, local.accumulate, self.least) if local.accumulate > 1 else [(batch, 1.0)]
-        ):
-            value += self._gradients_of(part, share, cuts, leaves, step)
+        if local.accumulate == 1:
+            value = self._gradients_of(batch, 1.0, cuts, leaves, step)
+        else:
+            for part, share in parts_of(batch, local.accumulate, self.least):
+                value += self._gradients_of(part, share, cuts, leaves, step)
         rate = local.rate(self.task.round, step, self.steps)
         self.optimiser.step(self.model, self.cut, cuts, leaves, rate)
         return value
@@ -106,16 +108,22 @@ class LocalSteps:
         self, part: Batch, share: float, cuts: list[Cut], leaves: list[Weights], step: int
     ) -> float:
         """Leave the gradients of a part of the batch on the leaves; returns what it adds to the loss."""
-        with autocast(self.method.local.precision, self.device):
-            outputs = [
-                self.method.forward(values, cut, part, self.task, self.model)
-                for values, cut in zip(leaves, cuts, strict=True)
-            ]
-            loss = self.method.loss(outputs, leaves, part, self.task, self.model)
+        if self.mixed:
+            with autocast(self.method.local.precision, self.device):
+                loss = self._loss_of(part, cuts, leaves)
+        else:
+            loss = self._loss_of(part, cuts, leaves)
         if not math.isfinite(value := loss.item()):
             raise Diverged(f"the loss of client {self.task.client.id} became {value} in step {step}")
         (loss if share == 1 else loss * share).backward()
         return value * share
+
+    def _loss_of(self, part: Batch, cuts: list[Cut], leaves: list[Weights]) -> Tensor:
+        method, task, model = self.method, self.task, self.model
+        outputs = [
+            method.forward(values, cut, part, task, model) for values, cut in zip(leaves, cuts, strict=True)
+        ]
+        return method.loss(outputs, leaves, part, task, model)
 
     def trained(self) -> Patch:
         """What goes back to the server."""

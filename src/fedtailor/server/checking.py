@@ -6,7 +6,7 @@ What is wrong is a short code, which the metrics count; ``docs/faults.md`` lists
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from torch import Tensor
 
@@ -55,12 +55,12 @@ def check_answers(
             )
         elif answer.client in accepted:
             refused.append(Refused(answer.client, round, "duplicate", "has answered already"))
-        elif (refusal := check_update(asked[answer.client], answer, model)) is not None:
+        elif (
+            refusal := _refusal(asked[answer.client], answer, model, outliers if compare else None)
+        ) is not None:
             refused.append(refusal)
         else:
             accepted[answer.client] = answer
-            if compare:
-                outliers.measure(answer)
     updates, absurd = [accepted[client] for client in sorted(accepted)], list[Refused]()
     if compare:
         updates, absurd = outliers.refuse(updates)
@@ -69,11 +69,20 @@ def check_answers(
 
 def check_update(task: Task, update: Update, model: ElasticModel) -> Refused | None:
     """Why an update cannot be merged, or None. Cheapest checks first."""
+    return _refusal(task, update, model, None)
+
+
+def _refusal(task: Task, update: Update, model: ElasticModel, outliers: Outliers | None) -> Refused | None:
+    """Why an update cannot be merged, or None; measuring it for comparison looks at most of its numbers."""
     reason, detail = _fault(task, update, model)
+    if not reason:
+        measured = outliers.measure(update) if outliers is not None else ()
+        reason, detail = _fault_in_numbers(update, measured)
     return Refused(task.client.id, task.round, reason, detail) if reason else None
 
 
 def _fault(task: Task, update: Update, model: ElasticModel) -> tuple[str, str]:
+    """What is wrong with anything but the numbers of what was trained."""
     if (fault := fault_of(task, update)) != FINE:
         return fault
     if update.client != task.client.id:
@@ -127,6 +136,14 @@ def _is_finite(value: Tensor) -> bool:
     return math.isfinite(value.sum().item()) or bool(value.isfinite().all())
 
 
+def _fault_in_numbers(update: Update, finite: Collection[str]) -> tuple[str, str]:
+    """Whether any value is no number; those that are known to be finite are left out."""
+    for name, value in update.patch.values.items():
+        if name not in finite and value.is_floating_point() and not _is_finite(value):
+            return "non-finite", name
+    return "", ""
+
+
 def _fault_in_value(name: str, value: Tensor, shape: tuple[int, ...], model: ElasticModel) -> tuple[str, str]:
     own = plain(name)
     dtype = model.dtype(own)
@@ -135,6 +152,8 @@ def _fault_in_value(name: str, value: Tensor, shape: tuple[int, ...], model: Ela
     if value.dtype != dtype:
         return "wrong-dtype", f"{name}: {value.dtype} instead of {dtype}"
     if value.is_floating_point():
+        if own not in model.statistics:
+            return "", ""  # its numbers are looked at when nothing else is wrong
         if not _is_finite(value):
             return "non-finite", name
     elif value.numel() and not -LARGEST_COUNT <= int(value.min()) <= int(value.max()) <= LARGEST_COUNT:

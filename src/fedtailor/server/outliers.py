@@ -42,6 +42,7 @@ class Sent:
 
     names: frozenset[str]  # all that the answer has
     values: dict[str, Tensor | None]  # None: nothing of that name was sent
+    shared: dict[str, Tensor]  # those of which something was
     root: float
     count: float  # root of how many numbers that are
 
@@ -54,12 +55,15 @@ class Outliers:
         self._sizes: dict[str, dict[int, Sizes]] = {reason: {} for reason in JUDGED}
         self._known: dict[str, dict[tuple[int, int], Sent]] = {reason: {} for reason in JUDGED}
 
-    def measure(self, update: Update) -> None:
-        """Note how large an update is that nothing else is wrong with."""
-        sent = self._tasks[update.client].patch
+    def measure(self, update: Update) -> set[str]:
+        """Note how large an update is; returns the tensors of which that says that all their numbers are finite."""
+        sent, finite = self._tasks[update.client].patch, set[str]()
         for reason, suffixes in JUDGED.items():
-            size = _sizes(sent, update.patch, self._model, suffixes, self._known[reason])
-            self._sizes[reason][update.client] = size
+            before = _before(sent, update.patch, self._model, suffixes, self._known[reason])
+            size = self._sizes[reason][update.client] = _sizes(before, update.patch)
+            if math.isfinite(size.step):
+                finite.update(before.values)
+        return finite
 
     def refuse(self, updates: Sequence[Update]) -> tuple[list[Update], list[Refused]]:
         """The updates that stay, in their order, and those that are absurdly large.
@@ -87,22 +91,25 @@ def _outlier(sizes: Mapping[int, Sizes]) -> int | None:
     return client if absurd else None
 
 
-def _sizes(
+def _before(
     sent: Patch,
     got: Patch,
     model: ElasticModel,
     suffixes: tuple[str, ...],
     known: dict[tuple[int, int], Sent],
-) -> Sizes:
-    """Of the trained tensors, or of those statistics whose names end so; ``known``: what was sent, by patch and cut."""
+) -> Sent:
+    """What was sent of the trained tensors, or of statistics whose names end so; ``known``: by patch and cut."""
     place = (id(sent), id(got.cut))
     if place not in known or known[place].names != got.values.keys():
         known[place] = _sent(sent, got, model, suffixes)
-    before = known[place]
+    return known[place]
+
+
+def _sizes(before: Sent, got: Patch) -> Sizes:
     if not before.values:
         return Sizes(0.0, 0.0)
-    new = [got.values[name] for name, old in before.values.items() if old is not None]
-    steps = torch._foreach_sub(new, [old for old in before.values.values() if old is not None]) if new else ()
+    new = [got.values[name] for name in before.shared]
+    steps = torch._foreach_sub(new, list(before.shared.values())) if new else ()
     beside = (got.values[name] for name, old in before.values.items() if old is None)
     return Sizes(_root([*steps, *beside]) / before.count, before.root / before.count)
 
@@ -116,10 +123,11 @@ def _sent(sent: Patch, got: Patch, model: ElasticModel, suffixes: tuple[str, ...
         values.update(model.narrow(sent, got.cut).values)
     before = {name: values.get(name) for name in chosen}
     count = math.sqrt(max(1, sum(got.values[name].numel() for name in chosen)))
-    return Sent(frozenset(own), before, _root([old for old in before.values() if old is not None]), count)
+    shared = {name: old for name, old in before.items() if old is not None}
+    return Sent(frozenset(own), before, shared, _root(list(shared.values())), count)
 
 
 def _root(tensors: Sequence[Tensor]) -> float:
     """The root of the sum of all squares; infinite where float32 ends, which is large enough to compare."""
     norms = torch._foreach_norm([value.float() for value in tensors]) if tensors else ()
-    return math.hypot(*map(float, norms))
+    return math.hypot(*[norm.item() for norm in norms])

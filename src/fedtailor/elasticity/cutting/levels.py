@@ -98,6 +98,11 @@ class Mask:
         """How many weights of each tensor it leaves out."""
         return {name: levels.numel() - self.count(name) for name, levels in self.levels.maps.items()}
 
+    def survivors(self, outer: Mask | None = None) -> dict[str, Survivors]:
+        """Where its weights lie: in the full tensors, or in what a wider mask has left of them."""
+        level = 0 if outer is None else outer.level
+        return {name: Survivors(levels, self.level, level) for name, levels in self.levels.maps.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Survivors:

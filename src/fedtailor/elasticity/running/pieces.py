@@ -6,7 +6,7 @@ import copy
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
+from contextlib import redirect_stderr
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedtailor.data.batches import Batch, inputs_of
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.levels import Mask, Survivors
 from fedtailor.elasticity.cutting.names import is_tagged
 from fedtailor.elasticity.cutting.patch import (
     Patch,
@@ -90,6 +89,8 @@ class Pieces:
         self._all_travels = not self.constants and not groups.ties  # weights are all that a network needs
         self._shell = Shell(weightless(module) if network is None else copy.deepcopy(network), groups)
         self.strided = self._shell.strided  # 1 x 1 convolutions that leave out pixels first
+        # The cut that was run last with weights that are all it needs, and their names
+        self._whole: tuple[Cut | None, frozenset[str]] = (None, frozenset())
         self._slices: OrderedDict[Cut, list[tuple[str, Where, tuple[int, ...]]]] = OrderedDict()
         self._derived: dict[Hashable, Any] = {}
         self._tables: OrderedDict[tuple[Cut, Cut | None], dict[str, Where]] = OrderedDict()
@@ -183,7 +184,7 @@ class Pieces:
         """The patch with all weights of its channels, those that its mask leaves out as zeros."""
         if patch.cut.sparse is None:
             return patch
-        places = _survivors(patch.cut.sparse)
+        places = patch.cut.sparse.survivors()
         values = {n: places[n].spread(v) if n in places else v for n, v in patch.values.items()}
         return Patch(values, patch.cut.unmasked)
 
@@ -212,14 +213,20 @@ class Pieces:
         """
         self._shell.fit(cut, mode, weights)
         scale = scale if mode == "train" else None
-        with self._shell.altered(scale, replace) if scale or replace else nullcontext():
+        if scale or replace:
+            with self._shell.altered(scale, replace):
+                output = self.call(weights, cut, batch)
+        else:
             output = self.call(weights, cut, batch)
         return answers_of(output) if all_exits else answer_of(output)
 
     def call(self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch) -> Any:
         """All that the module returns, run as ``shell`` or ``forward`` have set it."""
         args, kwargs = inputs_of(batch)
-        return self._shell.call(self.complete(weights, cut), args, kwargs)
+        whole, names = self._whole
+        if cut is not whole or weights.keys() != names:  # as in nearly no step
+            weights = self.complete(weights, cut)
+        return self._shell.call(weights, args, kwargs)
 
     def shell(self, cut: Cut) -> nn.Module:
         """The module without weights at the sizes of a cut; the next call of ``forward`` resizes it."""
@@ -285,7 +292,8 @@ class Pieces:
             weights, cut = self.spread(Patch(dict(weights), cut)).values, cut.unmasked
         table = self.table(cut)
         if self._all_travels and weights.keys() <= table.keys():
-            return dict(weights)  # as in nearly every step
+            self._whole = (cut, frozenset(weights))
+            return dict(weights)
         values = {name: value for name, value in weights.items() if name in table}
         for name, value in self.constants.items():
             if name in cut.absent:
@@ -324,7 +332,7 @@ class Pieces:
         """
         if cut.sparse is not None:
             whole = self.table(cut.unmasked, None if outer is None else outer.unmasked)
-            survivors = _survivors(cut.sparse, outer).items()
+            survivors = cut.sparse.survivors(None if outer is None else outer.sparse).items()
             return {**whole, **{name: where for name, where in survivors if name not in cut.absent}}
         key = (cut.unmasked, None if outer is None else outer.unmasked)
         if key not in self._tables:
@@ -340,9 +348,3 @@ class Pieces:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return self._tables[key]
-
-
-def _survivors(mask: Mask, outer: Cut | None = None) -> dict[str, Survivors]:
-    """Where the weights of a mask lie: in the full tensors, or in what a wider mask has left of them."""
-    level = outer.sparse.level if outer is not None and outer.sparse is not None else 0
-    return {name: Survivors(levels, mask.level, level) for name, levels in mask.levels.maps.items()}

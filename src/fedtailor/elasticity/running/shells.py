@@ -62,7 +62,8 @@ class Shell:
             self.module.train(mode == "train")
             self._mode = mode
         for path, norm in self.norms.items():
-            norm.train(mode != "eval")
+            if norm.training != (mode != "eval"):
+                norm.train(mode != "eval")
             norm.track_running_stats = mode == "eval" or f"{path}.running_mean" in held
             # momentum None makes PyTorch keep the cumulative average of all batches since the last reset
             norm.momentum = None if mode == "calibrate" else self._momenta[path]
