@@ -77,19 +77,19 @@ LEFT_OUT = {  # methods without a row, and why
     "ofa-fl": "a step runs up to five full networks on every device, nothing near equal compute",
     "hetlora, flexlora": "they train adapters alone",
 }
-PARTS = {  # of tailor, each switched off by itself: method settings, further settings
+PARTS = {  # of tailor, each switched off or on by itself: method settings, further settings
     "all": ("tailor", ()),
     "without-fleet-widths": ("tailor:widths=uniform-5", ()),
-    "without-smallest-share": ("tailor:smallest_share=0", ()),
     "without-sandwich": ("tailor:sandwich=false", ()),
-    "without-distillation": ("tailor:distillation=false", ()),
-    "without-ahead": ("tailor:ahead=false", ()),
-    "with-few-holders": ("tailor:few_holders=0.5", ()),
+    "without-holders": ("tailor:joint_mean=networks", ()),
     "without-momentum": ("tailor", ("server.momentum=0",)),
     "without-average": ("tailor", ("server.average=0",)),
-    "with-less-momentum": ("tailor", ("server.momentum=0.5",)),
+    "with-distillation": ("tailor:distillation=true", ()),
+    "with-smallest-share": ("tailor:smallest_share=0.3", ()),
+    "with-few-holders": ("tailor:few_holders=0.5", ()),
+    "with-more-momentum": ("tailor", ("server.momentum=0.8",)),
     "with-yogi": ("tailor", ("server.optimiser=yogi",)),
-    "server-alone": ("fjord:widths={widths}", ("server.momentum=0.8", "server.average=0.9")),
+    "server-alone": ("fjord:widths={widths}", ("server.momentum=0.5", "server.average=0.9")),
 }
 PARTS_OF = (("fashion-mnist", "few-strong"), ("cifar10", "uniform"))  # cells whose ablations are run
 

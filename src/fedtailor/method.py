@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtailor.client import together, training
 from fedtailor.client.evaluate import evaluate_patches
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.stepping import check_follows_cuts
+from fedtailor.client.stepping import JointMean, check_follows_cuts
 from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.cost import Cost
@@ -210,6 +210,14 @@ class Method:
     def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any:
         """One network's output in training."""
         return model.forward(weights, cut, batch, mode="train")
+
+    @property
+    def joint_mean(self) -> JointMean:
+        """By whom a coordinate moves where a step runs several networks inside one another, whose mean is the loss.
+
+        By the mean of all of them, or of those that hold it.
+        """
+        return "networks"
 
     def loss(
         self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel

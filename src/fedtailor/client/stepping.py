@@ -11,6 +11,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim.sgd import sgd
 
 from fedtailor.client.copies import Places
+from fedtailor.client.joint import share_among_holders
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Where, gather, scatter
@@ -23,6 +24,18 @@ Table = (
 )  # where the tensors of a step's cut lie inside what is held; None: it is all of it
 Group = tuple[list[str], float]  # names of weights, and how strongly they decay
 Inactive = Literal["held", "active"]
+JointMean = Literal["networks", "holders"]
+
+
+class Stepped(Protocol):
+    """What a step asks of a method; ``Method`` says what each of them means."""
+
+    @property
+    def local(self) -> LocalTraining: ...
+    @property
+    def inactive(self) -> Inactive: ...
+    @property
+    def joint_mean(self) -> JointMean: ...
 
 
 class Rule(Protocol):
@@ -41,8 +54,9 @@ class HeldWeights:
     only the part is touched.
     """
 
-    def __init__(self, local: LocalTraining, inactive: Inactive, held: Weights, places: Places) -> None:
-        self.local, self.places = local, places
+    def __init__(self, method: Stepped, held: Weights, places: Places) -> None:
+        local, self.places = method.local, places
+        self.local, self.per_holder = local, method.joint_mean == "holders"
         self.held = {name: value for name, value in held.items() if value.requires_grad}
         groups = decay_groups(local, self.held)
         self.rule: Rule = (
@@ -51,7 +65,7 @@ class HeldWeights:
         proximal = local.proximal > 0
         self.start = {name: value.detach().clone() for name, value in self.held.items()} if proximal else {}
         self.still = local.is_sgd and local.momentum == 0 and local.weight_decay == 0 and not proximal
-        self.only_active = inactive == "active" or self.still
+        self.only_active = method.inactive == "active" or self.still
         self.clips = local.clip_norm < math.inf
 
     @torch.no_grad()
@@ -64,6 +78,8 @@ class HeldWeights:
         gradients = self._collect(model, widest, cuts, leaves)
         if not gradients:
             return
+        if self.per_holder and len(cuts) > 1:
+            share_among_holders(model, widest, cuts, gradients)
         weights = {name: values[name] for name in gradients}
         if self.start:
             self._pull_back(gradients, weights, table)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedtailor.client.copies import Copies, Places
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.precision import autocast
-from fedtailor.client.stepping import HeldWeights
+from fedtailor.client.stepping import HeldWeights, Stepped
 from fedtailor.data.batches import Batch, Examples, batch_size, map_tensors, target_of
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.names import plain
@@ -34,13 +34,9 @@ from fedtailor.messages import Task
 from fedtailor.steps import phase
 
 
-class Training(Protocol):
+class Training(Stepped, Protocol):
     """What the loop asks of a method; ``Method`` says what each of them means."""
 
-    @property
-    def local(self) -> LocalTraining: ...
-    @property
-    def inactive(self) -> Literal["held", "active"]: ...
     def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]: ...
     def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any: ...
     def loss(
@@ -84,7 +80,7 @@ class LocalSteps:
         self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
         self.copies: dict[Cut, Copies] = {}  # of cuts that steps come back to
         self.places = Places(self.weights)
-        self.optimiser = HeldWeights(method.local, method.inactive, self.held, self.places)
+        self.optimiser = HeldWeights(method, self.held, self.places)
         self.steps = max(1, method.local.steps_for(task.client.num_examples))
         self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
         self.mixed = method.local.precision != "float32"

@@ -31,7 +31,7 @@ LOCAL = LocalTraining(lr=0.1, momentum=0.9, weight_decay=1e-3, batch_size=4)
 STILL = ServerSettings()
 OFF: dict[str, Any] = {
     "server": STILL, "widths": "uniform-5", "smallest_share": 0.0, "sandwich": False, "compute": inf, "ahead": False,
-    "few_holders": 0.0,
+    "few_holders": 0.0, "joint_mean": "networks", "distillation": True, "alpha": 1.0,
 }  # fmt: skip
 
 
@@ -52,16 +52,22 @@ def test_with_all_parts_off_it_is_fjord_bit_for_bit(settings):
     model, data = cnn_model(10, 15), image_data((8, 6, 7, 5, 9))
     ours, theirs = (
         run(method, model, data, "uniform-5", rounds=3)
-        for method in (Tailor(LOCAL, **OFF, **settings), FjORD(LOCAL, **settings))
+        for method in (Tailor(LOCAL, **(OFF | settings)), FjORD(LOCAL, **settings))
     )
     assert differing(ours.state.weights, theirs.state.weights) == set()
     assert [record.training for record in ours.records] == [record.training for record in theirs.records]
 
 
-@pytest.mark.parametrize("part", ["smallest_share", "sandwich", "compute", "ahead", "few_holders", "server"])
+PARTS = {
+    "smallest_share": 0.3, "sandwich": True, "compute": 1.0, "ahead": True, "few_holders": 0.5,
+    "joint_mean": "holders", "server": ServerSettings(momentum=0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_each_part_alone_changes_the_result(part):
     model, data = cnn_model(10, 15), image_data((8, 6, 7, 5, 9))
-    alone = {**OFF, part: getattr(Tailor(few_holders=0.5), part)}
+    alone = {**OFF, part: PARTS[part]}
     ours = run(Tailor(LOCAL, **alone), model, data, "uniform-5", rounds=3).state.weights
     theirs = run(FjORD(LOCAL), model, data, "uniform-5", rounds=3).state.weights
     assert differing(ours, theirs) & model.trainable
@@ -125,7 +131,7 @@ def test_a_sandwich_is_the_largest_the_drawn_and_the_smallest():
 @pytest.mark.parametrize("budget", [Budget(width=1), Budget(width=Fraction(3, 5)), Budget(macs=0.5)])
 def test_a_mean_step_costs_what_the_budget_pays(sandwich, budget):
     """By the same count as for every other method: the record's multiply-accumulates of a long round."""
-    model, method = mlp_model(40), Tailor(widths="uniform-5", sandwich=sandwich)
+    model, method = mlp_model(40), Tailor(widths="uniform-5", sandwich=sandwich, distillation=True)
     task = task_of(method, model, replace(client(0, 1, examples=60000), budget=budget))
     largest, whole = model.cost(task.patch.cut).macs, model.cost(method.cut_at(Fraction(1), model)).macs
     paid = 3 * (whole / 2 if budget.macs is not None else largest)
@@ -161,7 +167,7 @@ def outputs_of(model: ElasticModel, confident: list[float]) -> tuple[list[torch.
     ],
 )
 def test_the_largest_network_that_is_ahead_teaches_and_labels_do_where_there_is_none(confident, teachers):
-    model, method = mlp_model(10), Tailor(widths="uniform-5")
+    model, method = mlp_model(10), Tailor(widths="uniform-5", distillation=True, alpha=1.0)
     outputs, batch = outputs_of(model, confident)
     losses = [model.objective.loss(output, batch) for output in outputs]
     expected = losses[0]
@@ -175,7 +181,7 @@ def test_the_largest_network_that_is_ahead_teaches_and_labels_do_where_there_is_
 def test_without_distillation_all_networks_of_a_step_learn_from_labels():
     model = mlp_model(10)
     outputs, batch = outputs_of(model, [3.0, 2.0, 1.0])
-    method = Tailor(widths="uniform-5", distillation=False)
+    method = Tailor(widths="uniform-5")
     found = method.loss(outputs, [], batch, task_of(method, model, client(0, 1)), model)
     assert torch.allclose(found, sum(model.objective.loss(output, batch) for output in outputs) / 3)
 
@@ -183,7 +189,7 @@ def test_without_distillation_all_networks_of_a_step_learn_from_labels():
 def test_both_labels_and_teacher_where_alpha_says_so():
     model = mlp_model(10)
     outputs, batch = outputs_of(model, [3.0, 1.0])
-    method = Tailor(widths="uniform-5", alpha=0.25, ahead=False)
+    method = Tailor(widths="uniform-5", distillation=True, alpha=0.25, ahead=False)
     large, small = (model.objective.loss(output, batch) for output in outputs)
     expected = (large + 0.25 * distillation_loss(outputs[1], outputs[0], 1.0) + 0.75 * small) / 2
     found = method.loss(outputs, [], batch, task_of(method, model, client(0, 1)), model)
@@ -224,7 +230,7 @@ def test_the_server_has_momentum_and_an_average_unless_the_config_says_otherwise
     def server(**table: Any) -> ServerSettings:
         return make_config({"method": {"name": "tailor"}, "server": table}).built_method.server
 
-    assert server() == ServerSettings(momentum=0.8, average=0.9)
+    assert server() == ServerSettings(momentum=0.5, average=0.9)
     assert server(momentum=0, average=0) == ServerSettings()
     assert server(optimiser="yogi") == ServerSettings("yogi", average=0.9)  # without the momentum of another
     given = method_with(Tailor(), None, 3, {"optimiser": "adam"})
@@ -236,6 +242,7 @@ def test_the_server_has_momentum_and_an_average_unless_the_config_says_otherwise
     [
         ({"smallest_share": 1.0}, r"method.smallest_share = 1.0: expected at least 0 and below 1"),
         ({"compute": 0.5}, r"method.compute = 0.5: expected at least 1"),
+        ({"joint_mean": "all"}, r"unknown method.joint_mean 'all'; known: holders, networks"),
         ({"few_holders": -1}, r"method.few_holders = -1: expected a number from 0 to 1"),
         ({"random_drop": 0.25}, r"method.random_drop = 0.25: expected nothing with tailor"),
         ({"probabilities": (0.2,) * 5}, r'expected none with method.widths = "fleet"'),

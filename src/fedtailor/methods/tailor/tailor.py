@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import mul
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
+from fedtailor.client.stepping import JointMean
 from fedtailor.data.batches import Batch
 from fedtailor.elasticity.costing.expected import allowed_macs
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.errors import require
+from fedtailor.errors import require, unknown
 from fedtailor.merging import WEIGHTINGS
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.messages import ServerState, Task, Update
@@ -36,11 +37,15 @@ from fedtailor.methods.tailor.spending import sandwich_of, share_within, with_fl
 class Tailor(FjORD):
     """Nested widths of the fleet's own sizes; where a client can pay for it, a step trains several of them jointly."""
 
-    server: ServerSettings = ServerSettings(momentum=0.8, average=0.9)
+    server: ServerSettings = ServerSettings(momentum=0.5, average=0.9)
     widths: Widths = FLEET
-    smallest_share: float = 0.3  # the smallest width is drawn at least so often; 0: as ``probabilities`` say
+    distillation: bool = False
+    alpha: float = 0.5
+    smallest_share: float = 0.0  # the smallest width is drawn at least so often; 0: as ``probabilities`` say
     sandwich: bool = True  # joint steps train the largest, a drawn and the smallest width; false: FjORD's two
     compute: float = 1.0  # mean MACs of a step, in those of the budget; inf: every step is a joint one
+    # A joint step moves a coordinate by the mean of the networks that hold it, or of all of them
+    joint_mean: JointMean = "holders"
     ahead: bool = True  # the largest network with a lower loss teaches; where there is none, labels do
     few_holders: float = 0.0  # power of the share of holders by which a coordinate is slowed; 0: none is
 
@@ -49,6 +54,8 @@ class Tailor(FjORD):
         fine = 0 <= self.smallest_share < 1
         require(fine, "method.smallest_share", self.smallest_share, "at least 0 and below 1")
         require(self.compute >= 1, "method.compute", self.compute, "at least 1; inf: no limit")
+        if self.joint_mean not in get_args(JointMean):
+            raise unknown("method.joint_mean", self.joint_mean, get_args(JointMean))
         require(0 <= self.few_holders <= 1, "method.few_holders", self.few_holders, "a number from 0 to 1")
         for name in ("per_layer", "mean_budget", "random_drop"):
             value = getattr(self, name)
@@ -122,7 +129,7 @@ class Tailor(FjORD):
 
         A sum would move what the networks of a joint step share two or three times as far as any other step.
         """
-        if not (self.sandwich or self.ahead):
+        if not (self.sandwich or self.ahead or self.joint_mean == "holders"):
             return super().loss(outputs, weights, batch, task, model)
         losses = [model.objective.loss(output, batch) for output in outputs]
         total = losses[0]
