@@ -233,6 +233,11 @@ class Method:
         return optimising.merge(self.server, state, updates, model, WEIGHTINGS[self.weighting], self.merging)
 
     @property
+    def only_shared_merge(self) -> bool:
+        """Whether ``merge`` is the shared one and nothing else: no single answer is looked at."""
+        return type(self).merge is Method.merge
+
+    @property
     def chooses(self) -> bool:
         """Whether ``observe`` decides anything: it is shown validation examples then, so that test examples do not."""
         return type(self).observe is not Method.observe

@@ -33,7 +33,7 @@ def check_private(
 
 def _check_method(method: Method, model: ElasticModel) -> None:
     """Stricter than ``shared_merge``: what a merge makes of clients' answers beyond their mean would be a release."""
-    if type(method).merge is not Method.merge:
+    if not method.only_shared_merge:
         raise FedtailorError(
             f"[privacy]: {method.name} does more in its merge than the shared one, and that is not hidden by noise; "
             "expected a method without such, such as fedavg, heterofl, fedrolex or fjord"

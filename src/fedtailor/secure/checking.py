@@ -18,7 +18,7 @@ def check_secure(
 ) -> None:
     """Refuse a method or a fleet whose pieces differ between clients of a tier, and what looks at single answers."""
     check_installed()
-    if type(method).merge is not Method.merge:
+    if not method.only_shared_merge:
         raise FedtailorError(
             f"[secure]: {method.name} looks at single answers in its merge, and there are none under masks; expected a "
             "method that merges by the mean over holders, such as fedavg, heterofl, fedrolex or fjord"

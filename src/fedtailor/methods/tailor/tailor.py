@@ -70,6 +70,10 @@ class Tailor(FjORD):
             updates = slowed(state.weights, updates, model, weight, self.few_holders)
         return super().merge(state, updates, model)
 
+    @property
+    def only_shared_merge(self) -> bool:
+        return not self.few_holders
+
     # On the client
 
     def shares_for(self, task: Task, model: ElasticModel) -> Sequence[float]:

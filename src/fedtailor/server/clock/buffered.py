@@ -43,7 +43,7 @@ def check_buffered(method: Method) -> None:
     Stricter than ``shared_merge``: what a method does in ``merge`` beyond the shared one (trajectories, stages, masks)
     speaks of one model that all clients were sent.
     """
-    if type(method).merge is not Method.merge:
+    if not method.only_shared_merge:
         raise FedtailorError(
             f"asynchronous.buffer: {method.name} does more in its merge than the shared one, and that speaks of one "
             "model for all; set it to 0, or take a method without such, as heterofl or fjord"
