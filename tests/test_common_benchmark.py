@@ -54,7 +54,7 @@ def test_before_anything_is_run_there_are_rates_alone(common, tmp_path):
     assert [name for name, count in counts.items() if count] == [
         f"{task}-rates" for task in common.plan.TASKS
     ]
-    assert counts["cifar10-rates"] == 3 * 15
+    assert counts["cifar10-rates"] == 3 * 16
     assert len(counts) == 4 + 12 + 2
 
 
@@ -92,7 +92,7 @@ def test_who_is_hopeless_where_rates_are_found_is_not_run_on_other_fleets(common
     chosen = {"heterofl", "flanc", "tailor", "fjord", "fedavg-smallest"}
     assert set(common.plan.tried_on("fashion-mnist", "few-strong", results)) == chosen
     assert {method for method, _ in runs_of(common, results, "fashion-mnist-few-strong")} == chosen
-    assert len(common.plan.tried_on("fashion-mnist", "uniform", results)) == 15
+    assert len(common.plan.tried_on("fashion-mnist", "uniform", results)) == 16
     results.add("fashion-mnist-few-strong", "efd", 1, figures(10, 10), MADE)  # it stays where it has been run
     found = common.plan.rows("fashion-mnist", "few-strong", results)
     (line,) = (
@@ -112,6 +112,38 @@ def test_a_run_is_a_config_of_its_fleet_with_the_steps_of_equal_compute(common, 
     assert cell.commands(Path("runs/common"))[0].startswith(
         "fedtailor run reproduce/common/fashion-mnist.toml"
     )
+
+
+def test_the_able_alone_have_a_row_in_which_they_are_asked_no_more_often_than_others(common, tmp_path):
+    results = with_rates(common, tmp_path)
+    asked = {}
+    for fleet in common.plan.FLEETS:
+        cell = common.plan.cell("fashion-mnist", fleet, results)
+        configs = {name: load_config(ROOT / cell.config, settings) for name, settings in cell.methods.items()}
+        assert configs["fedavg-able"].clients_per_round == configs["tailor"].clients_per_round == 10
+        asked[fleet] = configs["fedavg-able-equal"].clients_per_round
+    assert asked == {"uniform": 2, "few-strong": 1, "flops": 6}
+    beyond = {
+        name
+        for name in common.plan.able("fashion-mnist", "uniform")
+        if not common.plan.at_equal_compute("fashion-mnist", "uniform", name)
+    }
+    assert beyond == {"fedavg-able", "fiarse"}
+
+
+def test_who_computes_more_than_others_has_no_rank_and_is_said_beside_the_verdict(common, tmp_path):
+    found = {
+        "tailor": three_seeds(70, 80), "fedavg-able": three_seeds(60, 90), "fjord": three_seeds(69, 79),
+        "fedavg-smallest": three_seeds(68, 68),
+    }  # fmt: skip
+    cells = {("cifar10", "uniform"): found}
+    lines = list(common.tables.ranks(cells))
+    assert not any("fedavg-able" in line for line in lines)
+    assert "| `tailor` | 1.0 | 1.0 | 1.0 | 2 of 2 tiers | 1 | 0 |" in lines
+    *_, row = common.tables.verdicts(cells)
+    assert row.startswith("| cifar10, uniform | 2 of 2 tiers | 1 |")
+    missing = common.tables._missing("cifar10", "uniform", found, with_rates(common, tmp_path, "cifar10"))
+    assert any("`fedavg-able` (5.0 times as often asked)" in line for line in missing)
 
 
 def test_methods_without_a_row_are_named_with_their_reason(common):
@@ -188,7 +220,7 @@ def test_verdicts_compare_tailor_with_the_smallest_network_and_the_papers(common
         "flanc": three_seeds(60, 70),
     }  # fmt: skip
     *_, row = common.tables.verdicts({("cifar10", "uniform"): found})
-    assert row == "| cifar10, uniform | 2 of 2 tiers | +2.0 ± 0.0 | +4.0 ± 0.0 (`fjord`) | 1.00 |"
+    assert row == "| cifar10, uniform | 2 of 2 tiers | 2 | +2.0 ± 0.0 | +4.0 ± 0.0 (`fjord`) | 1.00 |"
 
 
 def test_parts_are_compared_with_the_whole(common, tmp_path):
@@ -212,4 +244,4 @@ def test_a_page_without_results_says_so_and_one_with_some_shows_them(common, tmp
     assert "To a mean over tiers of 40.0 %" in text
     assert "left at that: " in text
     assert "figures/which-method.svg" in text
-    assert (tmp_path / "which-method.svg").read_text(encoding="utf-8").count("<circle") == 15
+    assert (tmp_path / "which-method.svg").read_text(encoding="utf-8").count("<circle") == 16

@@ -3,7 +3,8 @@
 What a client may compute in a round is what the steps of the config cost at its budget of multiply-accumulates, or, of
 a budget of width, on a network of that width. A method whose steps cost more takes fewer: so many that no tier computes
 more than that, to within half a step. Methods that cost more than twice as much (those that leave out single weights
-run dense networks) take all steps, and tables mark them. Nothing is trained: the server counts beforehand.
+run dense networks) take all steps, and tables mark them. A method that asks some clients alone asks them more often;
+how much more is counted too. Nothing is trained: the server counts beforehand.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from fedtailor.seeds import Seeds
 from fedtailor.server.setup import Setup
 from fedtailor.storage.files import replace_file
 from fedtailor.sweep.plan import under_rules
-from reproduce.common.plan import COMPUTE, FLEETS, HERE, METHODS, TASKS
+from reproduce.common.plan import COMPUTE, FLEETS, HERE, METHODS, MOST, TASKS
 from reproduce.shared.results import laid_out
 
 COUNTED = 400  # steps whose mean is taken, where steps draw their networks
-MOST = 2.0  # times the compute of the others: what fewer steps can make up for
 ABOUT = (
     "By reproduce.common.compute. allowed: multiply-accumulates of a prediction that a tier can pay; steps: of a "
     "client in a round; times: the largest ratio over tiers of a step's "
-    "multiply-accumulates to those that the tier's budget pays."
+    "multiply-accumulates to those that the tier's budget pays; often: how much more often the clients that take part "
+    "are asked, because others are not."
 )
 
 
@@ -87,9 +88,12 @@ def smallest_width(model: ElasticModel, tiers: Sequence[Tier]) -> Fraction:
 
 def steps_at(setup: Setup, steps: int) -> dict[str, Any]:
     """How many steps a method takes where the largest piece of every tier takes so many."""
-    times = max(_times(setup, tier) for tier in _taking_part(setup))
+    asked = _taking_part(setup)
+    times = max(_times(setup, tier) for tier in asked)
     fewer = 1 < times <= MOST
-    return {"steps": max(1, round(steps / times)) if fewer else steps, "times": round(times, 3)}
+    found = {"steps": max(1, round(steps / times)) if fewer else steps, "times": round(times, 3)}
+    often = sum(tier.share for tier in setup.fleet.tiers) / sum(tier.share for tier in asked)
+    return {**found, "often": round(float(often), 3)} if often > 1 else found
 
 
 def _taking_part(setup: Setup) -> list[Tier]:

@@ -36,6 +36,7 @@ GRID = dict.fromkeys(TASKS, ("0.03", "0.1", "0.3")) | {
 SEEDS, FIRST = 3, "1"
 MARGIN = 3.0  # points: who is further behind the best on every tier, on the first seed, is left at one seed
 FAR = 6.0  # points: who is so far behind where rates are found is not run on the task's other fleets
+MOST = 2.0  # times the compute of the others: what fewer steps can make up for
 KEPT = frozenset({"tailor", "fjord", "fedavg-smallest"})  # run with all seeds in any case
 
 
@@ -61,6 +62,7 @@ METHODS = {
     "tailor": "tailor",
     "fedavg-smallest": "fedavg:width={smallest}",
     "fedavg-able": "fedavg:only_able=true:width={able}",
+    "fedavg-able-equal": "fedavg:only_able=true:width={able}",
     "heterofl": "heterofl",
     "fjord": "fjord:widths={widths}",
     "fjord-plain": "fjord:distillation=false:widths={widths}",
@@ -74,6 +76,8 @@ METHODS = {
     "fiarse": "fiarse",
     "fiarse-channels": "fiarse:granularity=channels",
 }
+# A round of these asks as many as a draw from all clients has of those that take part: so nobody computes more.
+ASKED_AS_OFTEN = frozenset({"fedavg-able-equal"})
 LEFT_OUT = {  # methods without a row, and why
     "apfl, fedcs, fedpa, feduniform": "clients' own networks, judged by their own examples",
     "depthfl, scalefl, nefl": "they cut blocks, and need exits or chains that these small networks do not have",
@@ -191,8 +195,18 @@ def settings_of(task: str, fleet: str, method: str, rate: str) -> tuple[str, ...
 
 
 def _common(task: str, fleet: str, method: str, rate: str) -> tuple[str, ...]:
-    steps = computed()[f"{task}-{fleet}"]["methods"][method]["steps"]
-    return f"fleet.name={FLEETS[fleet].name}", f"training.lr={rate}", f"training.steps={steps}"
+    known = computed()[f"{task}-{fleet}"]["methods"][method]
+    common = f"fleet.name={FLEETS[fleet].name}", f"training.lr={rate}", f"training.steps={known['steps']}"
+    if method not in ASKED_AS_OFTEN:
+        return common
+    usual = load_config(HERE / f"{task}.toml").clients_per_round
+    return *common, f"clients_per_round={max(1, round(usual / known['often']))}"
+
+
+def at_equal_compute(task: str, fleet: str, method: str) -> bool:
+    """Whether no client computes much more than its budget pays in the rounds in which it would be asked."""
+    known = computed()[f"{task}-{fleet}"]["methods"][method]
+    return known["times"] <= MOST and (method in ASKED_AS_OFTEN or "often" not in known)
 
 
 @cache

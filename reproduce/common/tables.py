@@ -10,12 +10,14 @@ from reproduce.common.plan import (
     FAR,
     FLEETS,
     METHODS,
+    MOST,
     PARTS,
     PARTS_OF,
     RATES_FLEET,
     SEEDS,
     TASKS,
     able,
+    at_equal_compute,
     best_rates,
     cell,
     computed,
@@ -42,7 +44,10 @@ def cells_of(results: Results) -> Cells:
 
 
 def ranks(cells: Cells) -> Iterator[str]:
-    """Of every method its mean rank over cells, on the smallest, the largest and all tiers, and how often it leads."""
+    """Of every method its mean rank over cells, on the smallest, the largest and all tiers, and how often it leads.
+
+    Among those at equal compute: who computes more has no rank.
+    """
     if not cells:
         yield NOTHING
         return
@@ -57,6 +62,7 @@ def ranks(cells: Cells) -> Iterator[str]:
             "one seed",
         ]
     )
+    cells = {cell: equal(cell, found) for cell, found in cells.items()}
     every = {cell: placed(found) for cell, found in cells.items()}
     for method in METHODS:
         own = [cell for cell, found in cells.items() if method in found]
@@ -68,6 +74,11 @@ def ranks(cells: Cells) -> Iterator[str]:
         told = [_mean_rank(every, method, place) for place in ("smallest", "largest", "mean")]
         told.append(f"{near} of {tiers} tiers")
         yield line([f"`{method}`", *told, str(len(own)), str(alone)])
+
+
+def equal(cell: tuple[str, str], found: Mapping[str, Row]) -> dict[str, Row]:
+    """The methods at equal compute."""
+    return {method: row for method, row in found.items() if at_equal_compute(*cell, method)}
 
 
 def _mean_rank(
@@ -162,6 +173,7 @@ def verdicts(cells: Cells) -> Iterator[str]:
         [
             "cell",
             "near the best on",
+            "... also of those beyond equal compute",
             "smallest tier minus `fedavg-smallest`",
             "mean minus the papers' best",
             "bytes by `fjord`'s",
@@ -169,13 +181,13 @@ def verdicts(cells: Cells) -> Iterator[str]:
     )
     for (task, fleet), found in known.items():
         tiers = tiers_of(found)
-        near = sum(within(found, "tailor", tier) for tier in tiers)
+        near, also = leads(equal((task, fleet), found), "tailor"), leads(found, "tailor")
         small = _told(found, "fedavg-smallest", tiers[:1])
         others = [name for name in OF_PAPERS if len(found.get(name, {})) > 1 and serves(found[name], tiers)]
         best = max(others, key=lambda name: fmean(accuracy(found[name], tier) for tier in tiers), default="")
         papers = f"{_told(found, best, tiers)} (`{best}`)" if best else ""
         traffic = f"{_bytes(found, 'tailor') / _bytes(found, 'fjord'):.2f}" if "fjord" in found else ""
-        yield line([f"{task}, {fleet}", f"{near} of {len(tiers)} tiers", small, papers, traffic])
+        yield line([f"{task}, {fleet}", f"{near} of {len(tiers)} tiers", f"{also}", small, papers, traffic])
 
 
 def _told(found: Mapping[str, Row], other: str, tiers: Sequence[str]) -> str:
@@ -254,7 +266,9 @@ def _missing(task: str, fleet: str, found: Mapping[str, Row], results: Results) 
     known = computed()[f"{task}-{fleet}"]["methods"]
     rates = ", ".join(f"`{method}` {rate}" for method, rate in best_rates(task, results).items())
     yield f"Rates: {rates}."
-    dear = [f"`{m}` ({known[m]['times']:.1f} times)" for m in found if known[m].get("times", 0) > 2]
+    dear = [f"`{m}` ({known[m]['times']:.1f} times)" for m in found if known[m]["times"] > MOST]
+    more = [m for m in found if not at_equal_compute(task, fleet, m) and known[m]["times"] <= MOST]
+    dear += [f"`{m}` ({known[m]['often']:.1f} times as often asked)" for m in more]
     if dear:
         yield f"Beyond the compute of the others: {', '.join(dear)}."
     further = cell(task, fleet, results).further  # nobody, as long as not all have been tried
