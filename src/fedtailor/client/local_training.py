@@ -127,6 +127,11 @@ class LocalTraining:
         """How many examples a client with so many trains on, counted as often as it sees them."""
         return self.epochs * examples if self.steps is None else self.steps * self.batch_size
 
+    @property
+    def same_in_round(self) -> bool:
+        """Whether all steps of a round have one learning rate."""
+        return self.schedule_every == "round" and self.warmup_steps == 0
+
     def rate(self, round: int, step: int = 0, steps: int = 1) -> float:
         """The learning rate of a round; of the step with this number among so many, where it changes with steps."""
         by_step = self.schedule_every == "step"

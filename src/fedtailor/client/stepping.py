@@ -67,12 +67,35 @@ class HeldWeights:
         self.still = local.is_sgd and local.momentum == 0 and local.weight_decay == 0 and not proximal
         self.only_active = method.inactive == "active" or self.still
         self.clips = local.clip_norm < math.inf
+        self.values = list(self.held.values())
+        # Views that autograd does not watch, where a step is one operation on all that is held
+        plain = self.still
+        self.unwatched = [value.detach() for value in self.values] if plain else []
 
-    @torch.no_grad()
     def step(
         self, model: ElasticModel, outer: Cut, cuts: list[Cut], leaves: list[Weights], rate: float
     ) -> None:
         """Apply the gradients that ``backward`` left on the leaves."""
+        whole = len(cuts) == 1 and cuts[0] is outer and outer.mask is None
+        if not (whole and self.unwatched and self._moved_plainly(rate)):
+            self._step(model, outer, cuts, leaves, rate)
+
+    def _moved_plainly(self, rate: float) -> bool:
+        """A step of plain SGD on all that is held, in one operation; False if it is something else after all."""
+        gradients = [value.grad for value in self.values if value.grad is not None]
+        if len(gradients) < len(self.values) or any(gradient.is_sparse for gradient in gradients):
+            return False
+        for value in self.values:
+            value.grad = None
+        if self.clips:
+            clip_(gradients, self.local.clip_norm)
+        torch._foreach_add_(self.unwatched, gradients, alpha=-rate)
+        return True
+
+    @torch.no_grad()
+    def _step(
+        self, model: ElasticModel, outer: Cut, cuts: list[Cut], leaves: list[Weights], rate: float
+    ) -> None:
         widest, values = self._moved(outer, cuts, leaves)
         table = None if widest == outer else model.inside(outer, widest)
         gradients = self._collect(model, widest, cuts, leaves)

@@ -54,10 +54,10 @@ def train(
     """Train the task's patch on the client's data; returns the trained patch and the mean loss."""
     steps = LocalSteps(method, task, model)
     total, examples = 0.0, 0
-    with task.seeds.scope("layers", client=task.client.id, round=task.round):
+    layers = task.seeds.scope("layers", client=task.client.id, round=task.round)
+    with layers, model.seated(steps.own, steps.cut), phase("steps"):
         for step, batch in enumerate(batches(method.local, task, data, skip_single=needs_pairs(model))):
-            with phase("steps"):
-                loss, count = steps.take(step, batch), batch_size(batch)
+            loss, count = steps.take(step, batch), batch_size(batch)
             total, examples = total + loss * count, examples + count
     return steps.trained(), {"loss": total / max(1, examples), "examples": float(examples)}
 
@@ -78,10 +78,13 @@ class LocalSteps:
         statistics = frozenset(model.statistics)
         self.tracks = bool(statistics)
         self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
+        # What a step of all that is held runs on; its tensors are moved in place
+        self.own = {**self.held, **(norm.running(model, self.held, self.cut) if self.tracks else {})}
         self.copies: dict[Cut, Copies] = {}  # of cuts that steps come back to
         self.places = Places(self.weights)
         self.optimiser = HeldWeights(method, self.held, self.places)
         self.steps = max(1, method.local.steps_for(task.client.num_examples))
+        self.rate = method.local.rate(task.round) if method.local.same_in_round else None
         self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
         self.mixed = method.local.precision != "float32"
         self.least = 2 if method.local.accumulate > 1 and needs_pairs(model) else 1  # examples of a part
@@ -96,7 +99,7 @@ class LocalSteps:
         else:
             for part, share in parts_of(batch, local.accumulate, self.least):
                 value += self._gradients_of(part, share, cuts, leaves, step)
-        rate = local.rate(self.task.round, step, self.steps)
+        rate = local.rate(self.task.round, step, self.steps) if self.rate is None else self.rate
         self.optimiser.step(self.model, self.cut, cuts, leaves, rate)
         return value
 
@@ -133,9 +136,9 @@ class LocalSteps:
 
         Networks of one step have copies of their own, also where two of them have the same cut.
         """
-        own = norm.running(self.model, self.held, inner) if self.tracks else {}
         if inner is self.cut:
-            return {**self.held, **own}
+            return self.own
+        own = norm.running(self.model, self.held, inner) if self.tracks else {}
         if (
             inner.unmasked == self.cut
         ):  # single weights that it leaves out are zeros, for the method to put there

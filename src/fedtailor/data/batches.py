@@ -168,11 +168,13 @@ class Examples:
         return rows if self.indices is None else self.indices.index_select(0, rows)
 
     def _prepared(self, rows: Tensor, generator: torch.Generator | None) -> Batch:
-        batch = map_tensors(self.columns, lambda column: column.index_select(0, rows))
-        if isinstance(batch, dict):
+        batch: Batch
+        if isinstance(self.columns, dict):
+            batch = {name: column.index_select(0, rows) for name, column in self.columns.items()}
             batch[target_key(batch)] = _as_labels(target_of(batch))
         else:
-            batch = (*batch[:-1], _as_labels(batch[-1]))
+            *inputs, labels = [column.index_select(0, rows) for column in self.columns]
+            batch = (*inputs, _as_labels(labels))
         return batch if self.preparation is None else self.preparation(batch, generator)
 
     def subset(self, indices: Tensor | np.ndarray[Any, Any] | list[int]) -> Examples:

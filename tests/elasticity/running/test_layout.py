@@ -18,7 +18,7 @@ from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic
-from fedtailor.elasticity.running.layout import Layouts, to_run
+from fedtailor.elasticity.running.layout import Layouts, takes_channels_last, to_run
 from fedtailor.elasticity.running.strided import OnKeptPixels, leave_out_pixels_first
 from fedtailor.methods.uniprob import UniProb
 from fedtailor.models import build_model
@@ -186,7 +186,7 @@ def test_networks_that_view_feature_maps_train(
 ) -> None:
     x, y = torch.randn(48, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
     run = fedtailor.train(Viewed(literal), (x, y), fleet="uniform-2", method=method, rounds=1, progress=False)
-    assert not run.model.takes_channels_last
+    assert not takes_channels_last(run.model)
     assert "Traceback" not in capsys.readouterr().err
     flat = Viewed(literal).eval()
     flat.load_state_dict({name: run.state.weights[name] for name in flat.state_dict()})

@@ -7,7 +7,9 @@ not change.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ class Layouts:
 
     def __init__(self, model: Pieces) -> None:
         self.model = model
-        safe = model.strided if model.takes_channels_last else {}  # which has run the network once
+        safe = model.strided if takes_channels_last(model) else {}  # which has run the network once
         self.pointwise = [
             f"{path}.weight"
             for path, layer in model.module.named_modules()
@@ -32,7 +34,7 @@ class Layouts:
 
     def at(self, cut: Cut) -> torch.memory_format:
         """The layout in which to train a cut."""
-        if not self.model.takes_channels_last:
+        if not takes_channels_last(self.model):
             return torch.contiguous_format
         known = self.model.groups.extents  # a weight that is computed from others is not
         narrow = any(
@@ -40,6 +42,25 @@ class Layouts:
             for name in self.pointwise
         )
         return torch.contiguous_format if narrow else torch.channels_last
+
+
+def takes_channels_last(model: Pieces) -> bool:
+    """Whether ``forward`` runs on feature maps in channels-last layout: ``view`` may ask for the ordinary one."""
+
+    def tried() -> bool:
+        weights = model.weights()
+        maps = {name: value for name, value in weights.items() if value.dim() == 4}
+        try:
+            # A traced graph that fails prints its own code before it raises.
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
+                if maps:
+                    weights |= laid_out(maps, torch.channels_last)
+                    model.forward(weights, Cut.everything(), model.example)
+        except RuntimeError:  # what is wrong with forward itself is said where it runs in the ordinary layout
+            return False
+        return True
+
+    return model.once("takes channels-last", tried)
 
 
 def laid_out(values: Mapping[str, Tensor], layout: torch.memory_format) -> dict[str, Tensor]:
@@ -56,7 +77,7 @@ def laid_out(values: Mapping[str, Tensor], layout: torch.memory_format) -> dict[
 def to_run(model: Pieces, patch: Patch) -> Patch:
     """A patch as it runs fastest where no gradient is taken: nothing packed, and channels-last where code allows it."""
     whole = model.spread(patch)
-    layout = torch.channels_last if model.takes_channels_last else torch.contiguous_format
+    layout = torch.channels_last if takes_channels_last(model) else torch.contiguous_format
     return Patch(laid_out(whole.values, layout), whole.cut)
 
 

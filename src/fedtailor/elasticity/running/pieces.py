@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -113,21 +112,6 @@ class Pieces:
         return cast(T, self._derived[key])
 
     @cached_property
-    def takes_channels_last(self) -> bool:
-        """Whether ``forward`` runs on feature maps in channels-last layout: ``view`` may ask for the ordinary one."""
-        weights = self.weights()
-        maps = {name: value for name, value in weights.items() if value.dim() == 4}
-        laid_out = {name: value.clone(memory_format=torch.channels_last) for name, value in maps.items()}
-        try:
-            # A traced graph that fails prints its own code before it raises.
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
-                if maps:
-                    self.forward({**weights, **laid_out}, Cut.everything(), self.example)
-        except RuntimeError:  # what is wrong with forward itself is said where it runs in the ordinary layout
-            return False
-        return True
-
-    @cached_property
     def units(self) -> UnitMap:
         """All elastic units in one vector, and where tensors and layers hold them."""
         return UnitMap(self.groups, self.module)
@@ -211,7 +195,8 @@ class Pieces:
         the outputs of layers in training; ``replace`` substitutes the computation of layers. In ``train`` and
         ``calibrate`` mode running statistics among ``weights`` are updated in place.
         """
-        self._shell.fit(cut, mode, weights)
+        if not self._shell.is_set(weights, cut, mode):
+            self._shell.fit(cut, mode, weights)
         scale = scale if mode == "train" else None
         if scale or replace:
             with self._shell.altered(scale, replace):
@@ -223,10 +208,18 @@ class Pieces:
     def call(self, weights: Mapping[str, Tensor], cut: Cut, batch: Batch) -> Any:
         """All that the module returns, run as ``shell`` or ``forward`` have set it."""
         args, kwargs = inputs_of(batch)
+        if self._shell.seats(weights, cut):
+            return self._shell.run(args, kwargs)
         whole, names = self._whole
         if cut is not whole or weights.keys() != names:  # as in nearly no step
             weights = self.complete(weights, cut)
         return self._shell.call(weights, args, kwargs)
+
+    def seated(self, weights: Weights, cut: Cut) -> AbstractContextManager[None]:
+        """Inside the block ``forward`` on this very dictionary in ``train`` mode finds all of it in its place."""
+        if not self._all_travels or cut.sparse is not None or not weights.keys() <= self.table(cut).keys():
+            return nullcontext()
+        return self._shell.seated(weights, cut)
 
     def shell(self, cut: Cut) -> nn.Module:
         """The module without weights at the sizes of a cut; the next call of ``forward`` resizes it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -25,8 +26,21 @@ from fedtailor.elasticity.running.strided import leave_out_pixels_first
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
 
 Mode = Literal["train", "eval", "calibrate"]
+Place = tuple[
+    dict[str, Any], str, Any
+]  # where a layer keeps a tensor, its name there, and what lies there at rest
 Scale = Mapping[str, "float | Tensor"]
 Replacement = Mapping[str, Callable[..., Any]]
+
+
+@dataclass
+class Seat:
+    """Weights that stay in the shell for all steps of a client."""
+
+    weights: Mapping[str, Tensor]
+    cut: Cut
+    places: list[Place]  # with these weights
+    ready: bool = True  # whether the shell was last set for them, and not for something in between
 
 
 class Shell:
@@ -41,16 +55,17 @@ class Shell:
         self._cut = Cut.everything()
         self._skipped: dict[str, nn.Module] = {}
         self._mode: Mode | None = None  # which every layer is set to
-        self._places: dict[
-            str, tuple[dict[str, Any], str, Any]
-        ] = {}  # of tensors, with what lies there at rest
+        self._places: dict[str, Place] = {}  # of tensors, with what lies there at rest
+        self._seat: Seat | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the places: a copy's layers have places of their own."""
-        return {**self.__dict__, "_places": {}}
+        return {**self.__dict__, "_places": {}, "_seat": None}
 
     def fit(self, cut: Cut, mode: Mode, held: Collection[str]) -> nn.Module:
         """The shell at the sizes of ``cut``; norms without statistics in ``held`` use those of the batch."""
+        if self._seat is not None:
+            self._seat.ready = mode == "train" and self.seats(held, cut)
         if cut != self._cut:
             self._skip_nothing()
             skipped = self._skipped_by(cut)  # refuses what makes no network, before anything is changed
@@ -74,6 +89,49 @@ class Shell:
         module, self._mode = self.fit(cut, "eval", held), None
         return module
 
+    @contextmanager
+    def seated(self, weights: Mapping[str, Tensor], cut: Cut) -> Iterator[None]:
+        """Leave weights in their places inside the block, so that a step need not put them there.
+
+        They must be all that a network of this cut needs in training, and are known by the very same dictionary.
+        """
+        self.fit(cut, "train", weights)
+        at_rest = [self._place(name) for name in weights]
+        places = [
+            (holder, leaf, weights[name]) for name, (holder, leaf, _) in zip(weights, at_rest, strict=True)
+        ]
+        self._seat = Seat(weights, cut, places)
+        try:
+            yield
+        finally:
+            self._seat = None
+            for holder, leaf, value in at_rest:
+                holder[leaf] = value
+
+    def seats(self, weights: Collection[str], cut: Cut) -> bool:
+        """Whether these weights have their seat here."""
+        seat = self._seat
+        return seat is not None and weights is seat.weights and cut is seat.cut
+
+    def is_set(self, weights: Collection[str], cut: Cut, mode: Mode) -> bool:
+        """Whether nothing is to be done before these weights are run."""
+        seat = self._seat
+        return (
+            seat is not None
+            and seat.ready
+            and mode == "train"
+            and weights is seat.weights
+            and cut is seat.cut
+        )
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What the module answers with the weights that have a seat."""
+        assert self._seat is not None
+        for holder, leaf, value in self._seat.places:
+            if holder[leaf] is not value:  # other weights were here, or the module has put something there
+                holder[leaf] = value
+        return self.module(*args, **kwargs)
+
     def call(self, weights: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the module answers with these weights in the places of its own.
 
@@ -89,7 +147,7 @@ class Shell:
             for holder, leaf, at_rest in places:
                 holder[leaf] = at_rest
 
-    def _place(self, name: str) -> tuple[dict[str, Any], str, Any]:
+    def _place(self, name: str) -> Place:
         if name not in self._places:
             owner, _, leaf = name.rpartition(".")
             layer = self.module.get_submodule(owner)

@@ -1,0 +1,98 @@
+"""Weights that stay in the shell for all steps of a client answer as weights that are put there for each call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.training import LocalSteps
+from fedtailor.elasticity.cutting.selections import as_width, prefix
+from fedtailor.elasticity.front_door import elastic
+from fedtailor.methods.fedavg import FedAvg
+from helpers import cnn_model, images, snapshot, task_for
+
+
+@pytest.fixture
+def model():
+    return cnn_model()
+
+
+def held(model, width):
+    cut = prefix(model.groups, as_width(width))
+    return model.cut(model.weights(), cut).values, cut
+
+
+def test_seated_weights_answer_as_others(model):
+    weights, cut = held(model, "1/2")
+    batch = images(4).raw
+    expected = model.forward({n: v.clone() for n, v in weights.items()}, cut, batch, mode="train")
+    with model.seated(weights, cut):
+        assert torch.equal(model.forward(weights, cut, batch, mode="train"), expected)
+
+
+def test_whatever_runs_in_between_leaves_them_in_their_place(model):
+    """Another cut, another mode, other weights of the same cut, without statistics: each sets the shell otherwise."""
+    weights, cut = held(model, "1/2")
+    start, batch = {n: v.clone() for n, v in weights.items()}, images(4).raw
+    others, wide = held(model, 1)
+    plain = {n: v + 1 for n, v in start.items() if n not in model.statistics}
+    expected = [model.forward(start, cut, batch, mode="train") for _ in range(5)]
+    between = [
+        lambda: None,
+        lambda: model.forward(others, wide, batch),
+        lambda: model.forward(weights, cut, batch),
+        lambda: model.forward(plain, cut, batch, mode="train"),
+        lambda: model.shell(wide),
+    ]
+    with model.seated(weights, cut):
+        for once, answer in zip(between, expected, strict=True):
+            once()
+            assert torch.equal(model.forward(weights, cut, batch, mode="train"), answer)
+    assert snapshot(weights) == snapshot(start)  # running statistics too: five training steps on both sides
+
+
+def test_after_the_block_the_shell_is_without_weights(model):
+    weights, cut = held(model, 1)
+    with pytest.raises(RuntimeError, match="Expected"), model.seated(weights, cut):
+        model.forward(weights, cut, (torch.zeros(1, 9), torch.zeros(1)), mode="train")
+    assert all(value.is_meta for value in model.shell(cut).parameters())
+    assert all(value.is_meta for value in model.shell(cut).buffers() if value.dim())
+
+
+class Counting(nn.Module):
+    """Puts another tensor in the place of its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen = self.seen + 1
+        return self.body(x) * self.seen
+
+
+def test_what_a_module_puts_in_the_place_of_its_buffer_lasts_for_one_call():
+    torch.manual_seed(0)
+    model = elastic(Counting(), (torch.randn(2, 5), torch.tensor([0, 1])))
+    weights, cut = held(model, 1)
+    batch = torch.randn(3, 5), torch.tensor([0, 1, 2])
+    expected = model.forward({n: v.clone() for n, v in weights.items()}, cut, batch, mode="train")
+    with model.seated(weights, cut):
+        for _ in range(3):
+            assert torch.equal(model.forward(weights, cut, batch, mode="train"), expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.01}, {"momentum": 0.5}, {"proximal": 0.1}])
+def test_steps_are_those_of_weights_that_are_put_there_each_time(model, settings):
+    """Plain SGD on all that is held has a way of its own through a step."""
+    method, task = FedAvg(LocalTraining(lr=0.5, **settings)), task_for(model)
+    seated, apart = LocalSteps(method, task, model), LocalSteps(method, task, model)
+    apart.own = dict(apart.own)
+    apart.optimiser.unwatched = []
+    with model.seated(seated.own, seated.cut):
+        for step in range(3):
+            assert seated.take(step, images(4, seed=step).raw) == apart.take(step, images(4, seed=step).raw)
+    assert snapshot(seated.trained().values) == snapshot(apart.trained().values)
