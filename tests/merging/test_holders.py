@@ -158,6 +158,29 @@ def test_order_of_arrival_does_not_change_a_bit(cohort, shuffler: random.Random)
     assert snapshot(holder_mean(MODEL.weights(), updates, MODEL)) == expected
 
 
+@settings(max_examples=20)
+@given(units(FIRST), units(SECOND), st.lists(st.integers(1, 10_000), min_size=1, max_size=4), value_seeds)
+def test_patches_that_come_as_rows_of_a_table_have_the_same_mean_bit_for_bit(first, second, weights, seed):
+    clients = [Sent(n, first, second, [0, 1, 2, 3, 4], weight, seed + n) for n, weight in enumerate(weights)]
+    trained = [name for name in clients[0].values if name not in COUNTS]
+    columns = {name: (0, clients[0].values[name].shape) for name in trained}
+    table = torch.stack([torch.cat([each.values[n].reshape(-1) for n in trained]) for each in clients])
+    cut = clients[0].update.patch.cut
+    rows = [
+        update_of(each.client, patch, each.weight)
+        for each, patch in zip(clients, Patch.of_rows([table], columns, cut), strict=True)
+    ]
+    apart = [
+        update_of(u.client, Patch({n: v.clone() for n, v in u.patch.values.items()}, cut), u.weight)
+        for u in rows
+    ]
+    assert all(update.patch.row is not None for update in rows)
+    assert all(update.patch.row is None for update in apart)
+    assert snapshot(holder_mean(MODEL.weights(), rows, MODEL)) == snapshot(
+        holder_mean(MODEL.weights(), apart, MODEL)
+    )
+
+
 def test_sums_that_cancel_come_out_alike_in_every_order():
     """Even in float64 (1e30 + 1) - 1e30 is not (1e30 - 1e30) + 1: only a fixed order gives the same bits."""
     name, sent = f"{LINEAR}.bias", (1e30, 1.0, -1e30, 3.0)

@@ -57,6 +57,9 @@ def each_mean(
     # An update of weight zero is left out: adding 0.0 would turn a lone -0.0 into 0.0, and 0 * inf is NaN.
     ordered = sorted((update for update in updates if weight(update) > 0), key=lambda update: update.client)
     tables = [model.table(update.patch.cut) for update in ordered]
+    if _is_one_table(ordered, weight):
+        yield from _mean_of_rows(weights, ordered, tables[0], weight)
+        return
     for name in sorted({name for update in ordered for name in update.patch.values}):
         parts = [
             (table.get(name), update.patch.values[name], weight(update))
@@ -64,6 +67,47 @@ def each_mean(
             if name in update.patch.values
         ]
         yield name, *mean_and_holders(weights.get(name), parts)
+
+
+def _is_one_table(ordered: Sequence[Update], weight: Callable[[Update], float]) -> bool:
+    """Whether all came as rows of one form, whose products with their weights are exact, as they are in a sum."""
+    first = ordered[0].patch if ordered else None
+    if first is None or first.row is None or first.row.dtype not in SHORT:
+        return False
+    form = [(name, value.shape, value.dtype) for name, value in first.values.items()]
+    return all(
+        update.patch.row is not None
+        and update.patch.cut is first.cut
+        and [(name, value.shape, value.dtype) for name, value in update.patch.values.items()] == form
+        and _is_exact(weight(update))
+        for update in ordered
+    )
+
+
+def _mean_of_rows(
+    weights: Mapping[str, Tensor],
+    ordered: Sequence[Update],
+    table: Mapping[str, Where],
+    weight: Callable[[Update], float],
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The same sums, of all tensors at once."""
+    first = ordered[0].patch
+    rows = [update.patch.row for update in ordered if update.patch.row is not None]
+    total, _ = _empty(rows[0].shape, rows[0].device)
+    for row, update in zip(rows, ordered, strict=True):
+        total.add_(row, alpha=weight(update))
+    share = sum(map(weight, ordered))
+    for (name, value), (start, stop) in sorted(zip(first.values.items(), first.runs, strict=True)):
+        old, where = weights.get(name), table.get(name)
+        sums, held = _empty(value.shape if old is None else old.shape, value.device)
+        add_at(sums, where, total[start:stop].view(value.shape))
+        add_at(held, where, share)
+        yield name, *_mean(old, sums, held, value.dtype)
+
+
+def _is_exact(share: float) -> bool:
+    """Whether the product of a short number and this weight has no rounding."""
+    return 0 < share <= EXACT and share == int(share)
 
 
 def mean_over_holders(old: Tensor | None, parts: Parts) -> Tensor:
@@ -75,12 +119,10 @@ def mean_and_holders(old: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     """The same, and which coordinates have a holder."""
     first = parts[0][1]
     dtype, shape = first.dtype, old.shape if old is not None else first.shape
-    # Minus zero is the neutral element of floating-point addition: it keeps the sign of a lone client's -0.0.
-    total = torch.full(shape, -0.0, dtype=torch.float64, device=first.device)
-    weight = torch.zeros(shape, dtype=torch.float64, device=first.device)
+    total, weight = _empty(shape, first.device)
     views: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}  # clients of one piece have one place
     # Where products have no rounding, it is the same whether they are rounded before they are added.
-    exact = dtype in SHORT and all(0 < share <= EXACT and share == int(share) for _, _, share in parts)
+    exact = dtype in SHORT and all(_is_exact(share) for _, _, share in parts)
     for where, values, share in parts:
         if id(where) not in views:
             views[id(where)] = _place(total, where)
@@ -91,6 +133,24 @@ def mean_and_holders(old: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
             _add(view, mesh, values.to(torch.float64, copy=True).mul_(share))
     for where, share in _shares(parts):
         add_at(weight, where, share)
+    return _mean(old, total, weight, dtype, parts)
+
+
+def _empty(shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sums of values and of weights before anything is added.
+
+    Minus zero is the neutral element of floating-point addition: it keeps the sign of a lone client's -0.0.
+    """
+    return (
+        torch.full(shape, -0.0, dtype=torch.float64, device=device),
+        torch.zeros(shape, dtype=torch.float64, device=device),
+    )
+
+
+def _mean(
+    old: Tensor | None, total: Tensor, weight: Tensor, dtype: torch.dtype, parts: Parts = ()
+) -> tuple[Tensor, Tensor]:
+    """What sums come to, and which coordinates have a holder; other types than short ones need their ``parts``."""
     held = weight > 0
     mean = total / torch.where(held, weight, 1.0)
     merged = mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)

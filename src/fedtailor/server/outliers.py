@@ -43,6 +43,7 @@ class Sent:
     names: frozenset[str]  # all that the answer has
     values: dict[str, Tensor | None]  # None: nothing of that name was sent
     shared: dict[str, Tensor]  # those of which something was
+    row: Tensor | None  # the same, one behind the other, where that is all that comes back
     root: float
     count: float  # root of how many numbers that are
 
@@ -108,6 +109,8 @@ def _before(
 def _sizes(before: Sent, got: Patch) -> Sizes:
     if not before.values:
         return Sizes(0.0, 0.0)
+    if got.row is not None and before.row is not None and got.row.shape == before.row.shape:
+        return Sizes(_root([got.row - before.row]) / before.count, before.root / before.count)
     new = [got.values[name] for name in before.shared]
     steps = torch._foreach_sub(new, list(before.shared.values())) if new else ()
     beside = (got.values[name] for name, old in before.values.items() if old is None)
@@ -124,7 +127,11 @@ def _sent(sent: Patch, got: Patch, model: ElasticModel, suffixes: tuple[str, ...
     before = {name: values.get(name) for name in chosen}
     count = math.sqrt(max(1, sum(got.values[name].numel() for name in chosen)))
     shared = {name: old for name, old in before.items() if old is not None}
-    return Sent(frozenset(own), before, shared, _root(list(shared.values())), count)
+    whole = list(shared) == list(got.values) and len({value.dtype for value in shared.values()}) == 1
+    row = (
+        torch.cat([value.reshape(-1) for value in shared.values()]) if whole and got.row is not None else None
+    )
+    return Sent(frozenset(own), before, shared, row, _root(list(shared.values())), count)
 
 
 def _root(tensors: Sequence[Tensor]) -> float:

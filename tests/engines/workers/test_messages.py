@@ -191,10 +191,10 @@ def test_updates_of_one_piece_travel_as_few_tensors():
     tasks = tasks_alike()
     updates = updates_alike(tasks)
     value = through(answers_value(updates))
-    assert {name: tuple(stacked.shape) for name, stacked in value["values"].items()} == {
-        "z.weight": (3, 4),
-        "a.count": (3,),
-    }
+    assert [(tuple(table.shape), table.dtype) for table in value["tables"]] == [
+        ((3, 4), torch.float32),
+        ((3, 1), torch.int64),
+    ]
     for one, other in zip(answers_of(value, tasks), updates, strict=True):
         assert isinstance(one, Update)
         assert one.patch.cut is tasks[0].lease.cut
@@ -203,6 +203,25 @@ def test_updates_of_one_piece_travel_as_few_tensors():
         }
         assert (one.client, one.round, one.base_round, one.nonce) == (other.client, 4, 4, other.nonce)
         assert (one.weight, one.metrics) == (str(other.weight), other.metrics)
+
+
+def test_updates_of_one_type_of_numbers_come_as_rows_of_one_table():
+    tasks = tasks_alike()
+    floats = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(0.5)}
+    updates = [
+        dataclasses.replace(each, patch=Patch({n: v + each.client for n, v in floats.items()}, CUT))
+        for each in updates_alike(tasks)
+    ]
+    for one, other in zip(answers_of(through(answers_value(updates)), tasks), updates, strict=True):
+        assert isinstance(one, Update)
+        assert one.patch.row is not None
+        assert one.patch.row.tolist() == [*(value + other.client for value in range(6)), 0.5 + other.client]
+        assert [one.patch.row[start:stop].tolist() for start, stop in one.patch.runs] == [
+            value.flatten().tolist() for value in other.patch.values.values()
+        ]
+        assert (
+            dataclasses.replace(one.patch, cut=CUT).row is None
+        )  # a patch with other values has no such row
 
 
 @pytest.mark.parametrize("odd", ["refused", "memory", "metrics", "shape"])

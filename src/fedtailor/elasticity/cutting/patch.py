@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from fedtailor.elasticity.cutting.levels import Survivors
 from fedtailor.elasticity.groups import Extent, Indices
 
 Index = slice | Tensor  # a prefix of an axis, or positions on it
+Column = tuple[int, Sequence[int]]  # the number of a table, and the shape of a tensor in it
 Where = tuple[Index, ...] | Survivors  # one index per axis of a tensor, or single weights of it
 
 WHOLE = slice(None)
@@ -29,6 +32,37 @@ class Patch:
 
     values: dict[str, Tensor]
     cut: Cut
+    # The same numbers, one tensor behind the other, where they came as one row: what is done to all is one operation
+    row: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of_rows(cls, tables: Sequence[Tensor], columns: Mapping[str, Column], cut: Cut) -> list[Patch]:
+        """A patch for each row of tables, one of each type of numbers; its tensors are views of the rows.
+
+        >>> table = torch.arange(6.0).view(2, 3)
+        >>> first, _ = Patch.of_rows([table], {"a": (0, [1]), "b": (0, [2, 1])}, Cut.everything())
+        >>> first.values["b"].tolist(), first.row.tolist()
+        ([[1.0], [2.0]], [0.0, 1.0, 2.0])
+        """
+        used, by_name = [0] * len(tables), {}
+        for name, (number, shape) in columns.items():
+            start = used[number]
+            used[number] += math.prod(shape)
+            by_name[name] = tables[number][:, start : used[number]].view(-1, *shape).unbind(0)
+        patches = [
+            cls({name: values[place] for name, values in by_name.items()}, cut)
+            for place in range(len(tables[0]))
+        ]
+        if len(tables) == 1:
+            for patch, row in zip(patches, tables[0].unbind(0), strict=True):
+                object.__setattr__(patch, "row", row)
+        return patches
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Where in a row each tensor starts and ends."""
+        sizes = (value.numel() for value in self.values.values())
+        return list(pairwise(accumulate(sizes, initial=0)))
 
     @property
     def nbytes(self) -> int:

@@ -105,6 +105,7 @@ def answers_value(answers: Sequence[Answer]) -> Value:
     if len(updates) < len(answers) or len(updates) < 2 or not _stackable(updates):
         return {"answers": [answer_value(answer) for answer in answers]}
     first, names = updates[0], list(updates[0].metrics)
+    types = list(dict.fromkeys(value.dtype for value in first.patch.values.values()))
     own = [
         [each.client, each.round, each.base_round, each.nonce, plain_number(each.weight)] for each in updates
     ]
@@ -113,13 +114,24 @@ def answers_value(answers: Sequence[Answer]) -> Value:
         "names": names,
         "metrics": [[plain_number(each.metrics[name]) for name in names] for each in updates],
         "cut": cut_value(first.patch.cut),
-        "values": {n: torch.stack([each.patch.values[n] for each in updates]) for n in first.patch.values},
+        "columns": {
+            name: [types.index(value.dtype), list(value.shape)] for name, value in first.patch.values.items()
+        },
+        "tables": [_table(updates, dtype) for dtype in types],
     }
+
+
+def _table(updates: Sequence[Update], dtype: torch.dtype) -> Tensor:
+    """All numbers of a type, a row for each update."""
+    numbers = [v.reshape(-1) for each in updates for v in each.patch.values.values() if v.dtype == dtype]
+    return torch.cat(numbers).view(len(updates), -1)
 
 
 def _stackable(updates: Sequence[Update]) -> bool:
     """Whether they are of one piece, name by name and shape by shape, and nobody remembers anything."""
     first = updates[0]
+    if not first.patch.values:
+        return False
     form = [(name, value.shape, value.dtype, value.device) for name, value in first.patch.values.items()]
     return first.patch.cut.mask is None and all(
         each.patch.cut is first.patch.cut
@@ -141,19 +153,19 @@ def answers_of(value: Mapping[str, Any], tasks: Sequence[Task]) -> list[Answer]:
         return found
     cut, leased = cut_from(value["cut"]), tasks[0].lease.cut
     cut = leased if cut == leased else cut
-    by_name = {name: stacked.unbind(0) for name, stacked in value["values"].items()}
+    patches = Patch.of_rows(value["tables"], value["columns"], cut)
     return [
         Update(
             client,
             round,
             base_round,
-            Patch({name: values[place] for name, values in by_name.items()}, cut),
+            patch,
             weight,
             dict(zip(value["names"], metrics, strict=True)),
             {},
             nonce,
         )
-        for place, ((client, round, base_round, nonce, weight), metrics) in enumerate(
-            zip(value["own"], value["metrics"], strict=True)
+        for patch, (client, round, base_round, nonce, weight), metrics in zip(
+            patches, value["own"], value["metrics"], strict=True
         )
     ]
