@@ -49,6 +49,7 @@ class ModelCosts:
         self._imaginable = False  # whether tensors without memory show what autograd saves
         self._remembered: dict[tuple[object, ...], int] = {}
         self._costs: dict[tuple[Counts, Workload | None], Cost] = {}
+        self._of_cuts: dict[Cut, Cost] = {}  # without a workload: a server asks for every client of a round
         self._answers: list[object] = []  # to code that asks for values, where tensors have none
 
     def without(self, absent: frozenset[str]) -> ModelCosts:
@@ -111,6 +112,16 @@ class ModelCosts:
 
         Weights that a mask leaves out are not stored or sent, but the kernels multiply by their zeros all the same.
         """
+        if workload is None and (known := self._of_cuts.get(cut)) is not None:
+            return known
+        cost = self._of(cut, workload)
+        if workload is None and cut.mask is None:
+            if len(self._of_cuts) >= REMEMBERED:
+                self._of_cuts.clear()
+            self._of_cuts[cut] = cost
+        return cost
+
+    def _of(self, cut: Cut, workload: Workload | None) -> Cost:
         if cut.sparse is not None:
             whole = self.of(cut.unmasked, workload)
             pruned = {name: count for name, count in cut.sparse.pruned.items() if name not in cut.absent}
@@ -122,7 +133,7 @@ class ModelCosts:
         if any(units is not None for units in fixed):
             return self._counted(cut, workload)
         key = counts, workload
-        if key not in self._costs:  # a server asks for every client of a round
+        if key not in self._costs:  # cuts of other units cost the same
             if len(self._costs) >= REMEMBERED:
                 self._costs.clear()
             memory = None if workload is None else self.measure("memory", counts, workload)
