@@ -53,6 +53,39 @@ def test_whatever_runs_in_between_leaves_them_in_their_place(model):
     assert snapshot(weights) == snapshot(start)  # running statistics too: five training steps on both sides
 
 
+def test_outputs_are_multiplied_by_the_factors_of_each_call(model):
+    """Also where the last call had others or none, was of another network, or replaced a computation too."""
+    weights, cut = held(model, "1/2")
+    others, batch = {n: v.clone() for n, v in weights.items()}, images(4).raw
+    first, last = next(iter(model.groups.producers)), next(reversed(model.groups.producers))
+    twice, thrice = {first: 2.0}, {first: 3.0, last: 0.5}
+    doubled = {last: lambda x: 2 * x}
+    asked = [
+        (twice, None),
+        (twice, None),
+        (thrice, None),
+        (None, None),
+        (thrice, doubled),
+        ({}, None),
+        (twice, None),
+    ]
+
+    def answers(values, **more):
+        return [model.forward(values, cut, batch, scale=s, replace=r, **more) for s, r in asked]
+
+    expected = answers(others, mode="train")
+    assert len({answer.sum().item() for answer in expected}) == 4
+    with model.seated(weights, cut):
+        assert all(map(torch.equal, answers(weights, mode="train"), expected))
+        model.forward(weights, cut, batch, mode="train", scale=twice)
+        copied = {n: v.clone() for n, v in weights.items()}
+        plain = model.forward(copied, cut, batch)
+        assert torch.equal(plain, model.forward(weights, cut, batch))
+        assert torch.equal(model.forward(weights, cut, batch, mode="train", scale=twice), expected[0])
+    assert torch.equal(model.forward(copied, cut, batch), plain)
+    assert not any(layer._forward_hooks for layer in model.shell(cut).modules())
+
+
 def test_after_the_block_the_shell_is_without_weights(model):
     weights, cut = held(model, 1)
     with pytest.raises(RuntimeError, match="Expected"), model.seated(weights, cut):

@@ -198,6 +198,8 @@ class Pieces:
         if not self._shell.is_set(weights, cut, mode):
             self._shell.fit(cut, mode, weights)
         scale = scale if mode == "train" else None
+        if self._shell.multiplies(scale or None, weights, cut):
+            scale = None
         if scale or replace:
             with self._shell.altered(scale, replace):
                 output = self.call(weights, cut, batch)

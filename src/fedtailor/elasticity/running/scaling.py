@@ -29,13 +29,18 @@ def scaler(model: Pieces, cut: Cut, policy: NormPolicy, whole: Fraction = Fracti
     tracked there, so it is left out where the policy tracks them. Layers into whose weights no factor can be folded
     (recurrent ones, and those that share a tensor) are not scaled either.
     """
-    groups = model.groups
-    factor = 1 / float(cut.share(groups) / whole)
+    factor = 1 / float(cut.share(model.groups) / whole)
     if factor == 1 or (model.statistics and not policy.measured_after):
         return {}
-    shrinking = set(cut.channels)
-    made = {layer for layer, produced in groups.producers.items() if shrinking & set(produced)}
-    return {layer: factor for layer in groups.producers if layer in made and carriers(model, layer)}
+    shrinking = frozenset(cut.channels)
+    # Every step of a client asks, and is given the same object
+    return model.once(("scaler", factor, shrinking), lambda: _factors(model, factor, shrinking))
+
+
+def _factors(model: Pieces, factor: float, shrinking: frozenset[str]) -> dict[str, float]:
+    producers = model.groups.producers
+    made = {layer for layer, produced in producers.items() if shrinking & set(produced)}
+    return {layer: factor for layer in producers if layer in made and carriers(model, layer)}
 
 
 def folded(model: Pieces, patch: Patch, factors: Mapping[str, float]) -> Patch:

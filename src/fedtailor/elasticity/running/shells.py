@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.hooks import RemovableHandle
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import kept_positions
@@ -41,6 +42,8 @@ class Seat:
     cut: Cut
     places: list[Place]  # with these weights
     ready: bool = True  # whether the shell was last set for them, and not for something in between
+    scale: Scale | None = None  # by which outputs are multiplied as long as steps ask for this very one
+    hooks: list[RemovableHandle] = field(default_factory=list)
 
 
 class Shell:
@@ -66,6 +69,8 @@ class Shell:
         """The shell at the sizes of ``cut``; norms without statistics in ``held`` use those of the batch."""
         if self._seat is not None:
             self._seat.ready = mode == "train" and self.seats(held, cut)
+            if not self._seat.ready:
+                self._multiply_nothing()
         if cut != self._cut:
             self._skip_nothing()
             skipped = self._skipped_by(cut)  # refuses what makes no network, before anything is changed
@@ -104,6 +109,7 @@ class Shell:
         try:
             yield
         finally:
+            self._multiply_nothing()
             self._seat = None
             for holder, leaf, value in at_rest:
                 holder[leaf] = value
@@ -123,6 +129,34 @@ class Shell:
             and weights is seat.weights
             and cut is seat.cut
         )
+
+    def multiplies(self, scale: Scale | None, weights: Collection[str], cut: Cut) -> bool:
+        """Multiply outputs by these factors until other ones are asked for, where these weights have their seat here.
+
+        Whether that is done: elsewhere factors are those of one call (``altered``).
+        """
+        seat = self._seat
+        if seat is None or not self.seats(weights, cut):
+            return False
+        if seat.scale is not scale:
+            self._multiply_nothing()
+            seat.scale, seat.hooks = scale, self._multiply(scale or {})
+        return True
+
+    def _multiply_nothing(self) -> None:
+        seat = self._seat
+        if seat is not None and seat.scale is not None:
+            for hook in seat.hooks:
+                hook.remove()
+            seat.scale, seat.hooks = None, []
+
+    def _multiply(self, scale: Scale) -> list[RemovableHandle]:
+        """Multiply the outputs of layers until the hooks are removed; layers that the cut skips have none."""
+        layers = {path: factor for path, factor in scale.items() if not under(path, self._skipped)}
+        return [
+            self.module.get_submodule(path).register_forward_hook(_multiplied(factor))
+            for path, factor in layers.items()
+        ]
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the module answers with the weights that have a seat."""
@@ -178,12 +212,8 @@ class Shell:
         if not scale and not replace:
             yield
             return
-        handles = []
         replace = {path: f for path, f in (replace or {}).items() if not under(path, self._skipped)}
-        scale = {path: f for path, f in (scale or {}).items() if not under(path, self._skipped)}
-        for path, factor in scale.items():
-            layer = self.module.get_submodule(path)
-            handles.append(layer.register_forward_hook(_multiplied(factor)))
+        hooks = self._multiply(scale or {})
         # PyTorch's fused Transformer layers would not call the layers inside them.
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(fused and not replace)
@@ -194,8 +224,8 @@ class Shell:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-            for handle in handles:
-                handle.remove()
+            for hook in hooks:
+                hook.remove()
             for layer in replaced:
                 del layer.forward
 
