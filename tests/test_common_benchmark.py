@@ -55,7 +55,7 @@ def test_before_anything_is_run_there_are_rates_alone(common, tmp_path):
         f"{task}-rates" for task in common.plan.TASKS
     ]
     assert counts["cifar10-rates"] == 3 * 16
-    assert len(counts) == 4 + 12 + 2
+    assert len(counts) == 4 + 12 + 4
 
 
 def test_the_best_rate_of_each_method_is_taken_and_its_run_is_the_first_seed(common, tmp_path):

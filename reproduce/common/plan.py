@@ -98,7 +98,12 @@ PARTS = {  # of tailor, each switched off or on by itself: method settings, furt
     "with-yogi": ("tailor", ("server.optimiser=yogi",)),
     "server-alone": ("fjord:widths={widths}", ("server.momentum=0.5", "server.average=0.9")),
 }
-PARTS_OF = (("fashion-mnist", "few-strong"), ("cifar10", "uniform"))  # cells whose ablations are run
+PARTS_OF = (  # cells whose ablations are run: one of each task
+    ("fashion-mnist", "few-strong"),
+    ("femnist", "uniform"),
+    ("cifar10", "uniform"),
+    ("shakespeare", "uniform"),
+)
 
 
 @dataclass(frozen=True)
