@@ -24,7 +24,7 @@ from fedtailor.fleet import FleetSettings
 from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.method import SECTIONS, Method, own_settings
-from fedtailor.methods.registry import get_method, method_names
+from fedtailor.methods.registry import get_method, method_names, stands_in
 from fedtailor.objective import ObjectiveSettings
 from fedtailor.privacy.settings import PrivacySettings
 from fedtailor.secure.settings import SecureSettings
@@ -139,6 +139,8 @@ def build_method(
     local = validated(LocalTraining, {**own["local"], **training, "rounds": rounds}, "training")
     stepping = validated(ServerSettings, said_over(own["server"], server or {}, "server"), "server")
     merging = validated(MergeSettings, {**own["merging"], **(merge or {})}, "merge")
+    if stands_in(method):
+        settings["said"] = tuple(server or ())
     return validated(method, {**settings, "local": local, "server": stepping, "merging": merging}, "method")
 
 
@@ -329,7 +331,7 @@ def to_toml(config: RunConfig) -> str:
     table = dataclasses.asdict(config)
     settings = {name: getattr(method, name) for name in own_settings(method)}
     table["method"] = {"name": config.method["name"], **settings}
-    table["server"] = dataclasses.asdict(method.server)
+    table["server"] = dict(config.server) if stands_in(method) else dataclasses.asdict(method.server)
     table["merge"] = dataclasses.asdict(method.merging)
     table["training"] = {k: v for k, v in dataclasses.asdict(method.local).items() if k != "rounds"}
     lines = [f"{key} = {as_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]

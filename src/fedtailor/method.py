@@ -290,7 +290,11 @@ class Method:
 
 def own_settings(method: Method | type[Method]) -> dict[str, Field[Any]]:
     """The settings of [method], by name; those of other tables are not among them."""
-    return {item.name: item for item in fields(method) if item.name not in SECTIONS}
+    return {
+        item.name: item
+        for item in fields(method)
+        if item.name not in SECTIONS and item.metadata.get("setting", True)
+    }
 
 
 def refuse_measured(method: Method) -> None:

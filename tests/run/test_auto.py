@@ -14,12 +14,12 @@ import pytest
 from torch import nn
 
 import fedtailor
-from fedtailor.config import make_config
+from fedtailor.config import load_config, make_config, to_toml
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.fjord.fjord import FjORD
 from fedtailor.methods.registry import get_method, method_names
+from fedtailor.methods.tailor.tailor import Tailor
 from fedtailor.report.folders import read_runs
 from fedtailor.report.panels.all_panels import all_panels
 from fedtailor.run.auto.choosing import taken
@@ -40,7 +40,7 @@ SMALL = {
 
 def seen(**changes: Any) -> Seen:
     usual = {
-        "statistics": False, "teaches": True, "limits": frozenset({"width"}), "widths": FIFTHS,
+        "statistics": False, "limits": frozenset({"width"}), "widths": FIFTHS,
         "smallest_share": Fraction(1, 5),
     }  # fmt: skip
     return Seen(**{**usual, **changes})
@@ -52,12 +52,11 @@ def seen(**changes: Any) -> Seen:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {"name": "fjord", "widths": ["1/5", "2/5", "3/5", "4/5", "1"]}),
+        ({}, {"name": "tailor"}),
         ({"widths": (Fraction(1, 2),)}, {"name": "fedavg", "width": "1/2"}),
-        ({"smallest_share": Fraction(3, 5)}, {"name": "fjord", "distillation": False}),
-        ({"teaches": False}, {"name": "fjord", "distillation": False}),
-        ({"limits": frozenset({"macs"})}, {"name": "fjord", "mean_budget": True, "widths": "uniform-20"}),
-        ({"limits": frozenset({"params", "macs"})}, {"name": "fjord", "widths": "uniform-10"}),
+        ({"smallest_share": Fraction(3, 5)}, {"name": "tailor"}),
+        ({"limits": frozenset({"macs"})}, {"name": "tailor"}),
+        ({"limits": frozenset({"params", "macs"})}, {"name": "tailor"}),
         ({"limits": frozenset({"width", "memory"})}, {"name": "heterofl", "scaler": False}),
         ({"limits": frozenset({"memory"}), "statistics": True}, {"name": "heterofl", "label_rows": False}),
         ({"limits": frozenset({"density"}), "widths": ()}, {"name": "fiarse", "layerwise": True}),
@@ -75,7 +74,7 @@ def test_without_records_it_says_so_and_with_norms_too():
     assert decide(seen(limits=frozenset({"depth"}), widths=()))[1].endswith(
         "(no recorded run decides this yet)"
     )
-    assert "none of these networks has batch norm" in decide(seen(statistics=True))[1]
+    assert "the third is of a network with batch norm" in decide(seen(statistics=True))[1]
     assert "batch norm" not in decide(seen())[1]
 
 
@@ -85,8 +84,10 @@ def test_every_figure_of_a_rule_stands_on_the_page_of_the_paper_that_it_names():
         figures = re.findall(r"[-+]?\d+\.\d(?: ± \d+\.\d)?", rule.shown_by)
         assert bool(paper) == bool(figures)
         if paper:
-            pages = (f"methods/{paper[1]}.md", "results.md")
-            text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
+            pages = [
+                ROOT / "docs" / page for page in (f"methods/{paper[1]}.md", "which-method.md", "results.md")
+            ]
+            text = "".join(page.read_text(encoding="utf-8") for page in pages if page.exists())
             assert [figure for figure in figures if figure not in text.replace("−", "-")] == []
 
 
@@ -119,9 +120,9 @@ def test_a_run_says_what_it_took_and_is_the_run_of_that_method(tmp_path):
     config = make_config({**SMALL, "method": {"name": "auto"}, "fleet": {"name": "a1-c1"}})
     run = run_config(config, tmp_path / "auto", on_notice=told.append)
     (why,) = (each for each in told if each.startswith("method auto takes "))
-    assert why.startswith("method auto takes fjord:distillation=false:widths=[1/4,1]: most devices")
-    written = tomllib.loads((tmp_path / "auto" / "config.toml").read_text())["method"]
-    assert (written["name"], written["widths"]) == ("fjord", ["1/4", "1"])
+    assert why.startswith("method auto takes tailor: most devices")
+    written = tomllib.loads((tmp_path / "auto" / "config.toml").read_text())
+    assert (written["method"]["name"], written["server"]["momentum"]) == ("tailor", 0.5)
     chosen = json.loads((tmp_path / "auto" / "setup.json").read_text())["chosen"]
     assert chosen["why"] == why
     named = run_config(
@@ -130,6 +131,25 @@ def test_a_run_says_what_it_took_and_is_the_run_of_that_method(tmp_path):
     assert differing(run.state.weights, named.state.weights) == set()
     panels = {panel.key: panel for panel in all_panels(read_runs([tmp_path / "auto"]))}
     assert f": {why}." in panels["answer"].text
+
+
+@pytest.mark.parametrize(
+    ("said", "momentum", "average"),
+    [({}, 0.5, 0.9), ({"momentum": 0.0}, 0.0, 0.9), ({"average": 0.5}, 0.5, 0.5)],
+)
+def test_the_server_is_that_of_what_is_taken_but_for_what_is_said(said, momentum, average, tmp_path):
+    """Also where a default of any method is said, and where a config travels as text to another process."""
+    config = make_config({**SMALL, "rounds": 1, "method": {"name": "auto"}, "server": said})
+    file = tmp_path / "there.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    for each in (config, load_config(file)):
+        server = prepare_config(each).method.server
+        assert (server.momentum, server.average) == (momentum, average)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    data = {"dataset": "digits", "clients": 4, "limit": 60}
+    with pytest.warns(UserWarning, match="method auto takes tailor"):
+        run = fedtailor.train(module, data, "uniform-2", "auto", rounds=1, server=said, progress=False)
+    assert (run.method.server.momentum, run.method.server.average) == (momentum, average)
 
 
 def test_a_run_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
@@ -144,16 +164,22 @@ def test_a_run_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
     assert differing(whole.state.weights, resume(tmp_path / "parts").state.weights) == set()
 
 
-def test_a_comparison_finds_its_run_again_and_its_table_says_why(tmp_path):
+@pytest.mark.parametrize(("fleet", "differs"), [("equal-1/2", False), ("uniform-2", True)])
+def test_a_comparison_finds_its_run_again(fleet, differs, tmp_path):
+    """Momentum of zero is what averaging has anyway, and not what tailor has."""
     file = tmp_path / "run.toml"
     file.write_text(
-        'rounds = 1\nclients_per_round = 2\nevaluate_every = 1\n[data]\ndataset = "digits"\nclients = 6\nlimit = 60\n'
-        '[model]\nname = "mlp"\nhidden = [12]\n[fleet]\nname = "equal-1/2"\n[engine]\nworkers = 0\n'
+        f'rounds = 1\nclients_per_round = 2\nevaluate_every = 1\n[data]\ndataset = "digits"\nclients = 6\nlimit = 60\n'
+        f'[model]\nname = "mlp"\nhidden = [12]\n[fleet]\nname = "{fleet}"\n[engine]\nworkers = 0\n'
     )
     (run,) = make_plan(file, "auto", 1, [], [], tmp_path / "runs").runs
     run_config(run.config, run.folder.path, on_notice=lambda _: None)
     assert RunFolder(run.folder.path).finished
     assert is_same(run)
+    (said,) = make_plan(
+        file, "auto", 1, [], [f"name={run.config.name}", "server.momentum=0"], tmp_path / "runs"
+    ).runs
+    assert is_same(replace(said, folder=run.folder)) != differs
     (other,) = make_plan(file, "auto:align=4", 1, [], [f"name={run.config.name}"], tmp_path / "runs").runs
     assert not is_same(replace(other, folder=run.folder))
 
@@ -167,9 +193,9 @@ def test_from_python_it_warns_with_the_sentence_and_compares(tmp_path):
     ):
         run = fedtailor.train(module, data, "equal", "auto", **given)
     assert isinstance(run.method, FedAvg)
-    with pytest.warns(UserWarning, match="method auto takes fjord"):
+    with pytest.warns(UserWarning, match="method auto takes tailor"):
         found = fedtailor.compare(module, data, "uniform-2", ["auto", "fedavg:width=1/2"], **given)
-    assert "method auto takes fjord" in str(found)
+    assert "method auto takes tailor" in str(found)
 
 
 def test_a_device_on_flower_takes_what_the_server_takes():
@@ -177,5 +203,5 @@ def test_a_device_on_flower_takes_what_the_server_takes():
     config = make_config({**SMALL, "method": {"name": "auto"}})
     setup = prepare_config(config)
     method, _ = taken(config.built_method, setup.model, lambda: build_fleet(config.fleet))
-    assert isinstance(method, FjORD)
+    assert isinstance(method, Tailor)
     assert method.for_fleet([tier.budget for tier in setup.fleet.tiers], setup.model) == setup.method

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from fedtailor.errors import require
 from fedtailor.method import Method
@@ -14,6 +15,9 @@ from fedtailor.methods.registry import stand_in
 class Auto(Method):
     """No method: what a config says of training, server and merging, until a method is taken that runs with it."""
 
+    # What [server] says: all else is the default of the method that is taken
+    said: tuple[str, ...] = field(default=(), metadata={"setting": False})
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("norm", "weighting"):
@@ -22,3 +26,8 @@ class Auto(Method):
                 "nothing with method.name = 'auto', which takes a method and its settings; name one to set it"
             )
             require(value == usual, f"method.{name}", value, expected)
+
+    @property
+    def server_said(self) -> dict[str, Any]:
+        """The entries of [server] that were said."""
+        return {name: getattr(self.server, name) for name in self.said}

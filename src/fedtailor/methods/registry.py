@@ -52,6 +52,11 @@ def stand_in(name: str) -> Callable[[M], M]:
     return add
 
 
+def stands_in(method: Method | type[Method]) -> bool:
+    """Whether a run puts another method in the place of this one."""
+    return method.name in _STAND_INS
+
+
 def _place(method: type[Method]) -> str:
     return f"{method.__module__}.{method.__qualname__}"
 

@@ -243,7 +243,10 @@ def is_same(run: PlannedRun) -> bool:
     if run.config.evaluate_every == "auto":  # what is there has settled it
         there = replace(there, evaluate_every="auto")
     if run.config.method["name"] == "auto" and "chosen" in run.folder.setup():  # the same
-        there = replace(there, method={"name": "auto", "align": there.built_method.align})
+        taken = there.built_method
+        if taken.server == replace(run.config, method=there.method).built_method.server:
+            there = replace(there, server=run.config.server)
+        there = replace(there, method={"name": "auto", "align": taken.align})
     return _comparable(there) == _comparable(run.config)
 
 

@@ -29,7 +29,6 @@ def seen(model: ElasticModel, fleet: Fleet, method: Method) -> Seen:
     spread = fleet.macs_range is None and shares  # with a range, tiers are points of evaluation
     return Seen(
         statistics=bool(model.statistics),
-        teaches=model.learning_task.teach is not None,
         limits=limits,
         widths=tuple(sorted(shares)),
         smallest_share=shares[min(shares)] / sum(shares.values()) if spread else Fraction(0),
@@ -50,7 +49,7 @@ def taken(method: Method, model: ElasticModel, fleet: Callable[[], Fleet]) -> tu
     table, why = decide(seen(model, fleet(), method))
     table = {**table, **({"align": method.grid} if method.grid > 1 else {})}
     made = build_method(
-        table, vars(method.local), method.local.rounds, vars(method.server), vars(method.merging)
+        table, vars(method.local), method.local.rounds, method.server_said, vars(method.merging)
     )
     return made, Chosen(table, why)
 
