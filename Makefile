@@ -28,7 +28,7 @@ $(VENV)/.development: $(VENV)/.runtime
 	touch $@
 
 demo: $(VENV)/.runtime
-	$(BIN)/fedtailor compare configs/demo.toml --methods 'fjord:widths=[0.125,0.5,1],fedavg:width=1/8,fedavg:only_able=true' --seeds 3 --report runs/demo/report.html --overwrite
+	$(BIN)/fedtailor compare configs/demo.toml --methods 'tailor,fedavg:width=1/8,fedavg:only_able=true' --seeds 3 --report runs/demo/report.html --overwrite
 
 test: $(VENV)/.development
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not browser and not zoo' $(if $(COVERAGE),--cov --cov-fail-under=90)

@@ -42,7 +42,7 @@ def test_plan_and_first_page_are_of_that_command(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [1, 7])
 def test_larger_devices_gain_more_than_the_spread_of_the_seeds(seed, tmp_path, monkeypatch, capsys):
     """Of the five base seeds in docs/demo.md two; what a device gains is a paired difference."""
     monkeypatch.chdir(ROOT)
@@ -50,10 +50,10 @@ def test_larger_devices_gain_more_than_the_spread_of_the_seeds(seed, tmp_path, m
     assert call(monkeypatch, *words("Makefile")[1:], *more) == 0
     found = json.loads(capsys.readouterr().out)["differences"][
         "methods"
-    ]  # against FjORD: losses are negative
+    ]  # against tailor: losses are negative
     larger = {"fedavg:width=1/8": ("phone", "laptop"), "fedavg:only_able=true": ("laptop",)}
     for method, tiers in larger.items():
         for tier in tiers:
             difference = found[method]["tiers"][tier]
             assert -difference["mean"] > difference["deviation"], (method, tier)
-    assert found["fedavg:width=1/8"]["tiers"]["board"]["mean"] < 0.02  # the board loses less than two points
+    assert found["fedavg:width=1/8"]["tiers"]["board"]["mean"] < 0  # also the board gains
