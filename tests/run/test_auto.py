@@ -135,7 +135,7 @@ def test_a_run_says_what_it_took_and_is_the_run_of_that_method(tmp_path):
 
 @pytest.mark.parametrize(
     ("said", "momentum", "average"),
-    [({}, 0.5, 0.9), ({"momentum": 0.0}, 0.0, 0.9), ({"average": 0.5}, 0.5, 0.5)],
+    [({}, 0.5, 0.0), ({"momentum": 0.0}, 0.0, 0.0), ({"average": 0.5}, 0.5, 0.5)],
 )
 def test_the_server_is_that_of_what_is_taken_but_for_what_is_said(said, momentum, average, tmp_path):
     """Also where a default of any method is said, and where a config travels as text to another process."""

@@ -226,15 +226,15 @@ def test_the_order_of_answers_does_not_move_a_bit_of_slowed_coordinates():
     assert differing(one, other) == set()
 
 
-def test_the_server_has_momentum_and_an_average_unless_the_config_says_otherwise():
+def test_the_server_has_momentum_unless_the_config_says_otherwise():
     def server(**table: Any) -> ServerSettings:
         return make_config({"method": {"name": "tailor"}, "server": table}).built_method.server
 
-    assert server() == ServerSettings(momentum=0.5, average=0.9)
-    assert server(momentum=0, average=0) == ServerSettings()
-    assert server(optimiser="yogi") == ServerSettings("yogi", average=0.9)  # without the momentum of another
+    assert server() == ServerSettings(momentum=0.5)
+    assert server(momentum=0) == ServerSettings()
+    assert server(optimiser="yogi") == ServerSettings("yogi")  # without the momentum of another
     given = method_with(Tailor(), None, 3, {"optimiser": "adam"})
-    assert given.server == ServerSettings("adam", average=0.9)
+    assert given.server == ServerSettings("adam")
 
 
 @pytest.mark.parametrize(

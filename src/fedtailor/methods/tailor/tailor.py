@@ -37,7 +37,7 @@ from fedtailor.methods.tailor.spending import sandwich_of, share_within, with_fl
 class Tailor(FjORD):
     """Nested widths of the fleet's own sizes; where a client can pay for it, a step trains several of them jointly."""
 
-    server: ServerSettings = ServerSettings(momentum=0.5, average=0.9)
+    server: ServerSettings = ServerSettings(momentum=0.5)
     widths: Widths = FLEET
     distillation: bool = False
     alpha: float = 0.5
