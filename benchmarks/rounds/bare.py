@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -92,17 +93,17 @@ def half(workload: Workload, number: int) -> Callable[[], None]:
     columns = workload.data()
     trainers = {width: trainer(workload, width) for width in workload.widths}
     widths = [workload.widths[place % len(workload.widths)] for place in range(workload.cohort)]
-    order = sorted(range(workload.cohort), key=lambda place: -widths[place])
+    order = sorted(range(workload.cohort), key=lambda place: -widths[place])[number::PROCESSES]
+    rounds = count()
 
     def of(place: int) -> list[Trainer]:
         own = widths[place]
         return [trainers[each] for each in workload.widths if each == own or (workload.nested and each < own)]
 
-    mine = [(of(place), workload.part(columns, place)) for place in order[number::PROCESSES]]
-
     def round() -> None:
-        for networks, part in mine:
-            train(workload, networks, part)
+        number = next(rounds)
+        for place in order:
+            train(workload, of(place), workload.part(columns, number, place))
 
     return round
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from itertools import count
 
 import torch
 from torch import nn
@@ -30,14 +31,17 @@ def main() -> None:
         network.load_state_dict(held)
         return network
 
+    rounds = count()
+
     def round() -> None:
+        number = next(rounds)
         sums = {n: torch.zeros_like(value) for n, value in whole.state_dict().items()}
         counts = {n: torch.zeros_like(value) for n, value in sums.items()}
         for client in range(workload.cohort):
             network = local(workload.widths[client % len(workload.widths)])
             rate, kind = (ADAMW_RATE, torch.optim.AdamW) if workload.adamw else (RATE, torch.optim.SGD)
             optimiser = kind(network.parameters(), lr=rate)
-            part = workload.part(columns, client)
+            part = workload.part(columns, number, client)
             for rows in torch.randperm(workload.examples).split(workload.batch):
                 inputs, labels = (column[rows] for column in part)
                 optimiser.zero_grad()

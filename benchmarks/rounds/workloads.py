@@ -40,9 +40,12 @@ class Workload:
         labels = torch.randint(self.classes, (count,), generator=generator)
         return self.inputs(count, generator), labels
 
-    def part(self, columns: Sequence[Tensor], client: int) -> list[Tensor]:
-        """One client's examples."""
-        start = client * self.examples
+    def part(self, columns: Sequence[Tensor], round: int, place: int) -> list[Tensor]:
+        """The examples of one client of a round's cohort.
+
+        Other rounds have other clients, as wherever clients are drawn: nobody finds its examples in the cache.
+        """
+        start = (round * self.cohort + place) % self.clients * self.examples
         return [column[start : start + self.examples] for column in columns]
 
 
