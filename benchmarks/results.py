@@ -39,7 +39,7 @@ def report(name: str, figures: Any, options: argparse.Namespace, prefix: str = "
     print(json.dumps(figures, indent=1), flush=True)
     if options.record is None:
         return
-    script = Path(sys.argv[0]).stem
+    script = Path(sys.argv[0]).resolve().relative_to(FILE.parent).with_suffix("").as_posix()
     settings = [f"{key}={os.environ[key]}" for key in SETTINGS if key in os.environ]
     words = [*settings, *prefix.split(), "python", f"benchmarks/{script}.py", *sys.argv[1:]]
     every = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
