@@ -275,9 +275,14 @@ def _missing(task: str, fleet: str, found: Mapping[str, Row], results: Results) 
     left = [f"`{method}`" for method in found if further and method not in further]
     if left:
         yield f"Too far behind on every tier after the first seed, and left at that: {', '.join(left)}."
-    waiting = [f"`{m}`" for m, row in found.items() if f"`{m}`" not in left and len(row) < SEEDS]
     wanted = tried_on(task, fleet, results)
-    waiting += [f"`{method}`" for method in wanted if method not in found]
+    tried = results.runs(f"{task}-{fleet}")
+    broken = [f"`{m}`" for m, row in tried.items() if m not in found and row]
+    if broken:
+        yield f"Left the numbers on the first seed, without a result: {', '.join(broken)}."
+    waiting = [m for m, row in found.items() if m in wanted and f"`{m}`" not in left and len(row) < SEEDS]
+    waiting += [method for method in wanted if method not in found and f"`{method}`" not in broken]
+    waiting = [f"`{method}`" for method in waiting]
     if waiting:
         yield f"Not run yet with all its seeds: {', '.join(waiting)}."
     hopeless = [f"`{m}`" for m in able(task, fleet) if m not in wanted and m not in found]

@@ -45,7 +45,8 @@ def heard_by(listener: OnStep) -> Iterator[None]:
         _listener.reset(before)
 
 
-# Where the time of a round goes. ``steps`` is what a client's training cannot do without: forward, backward, optimiser.
+# Where the time of a round goes. ``steps`` is what a client's training cannot do without: batches, forward, backward,
+# optimiser.
 Phase = Literal["select", "cut", "transfer", "train", "steps", "check", "merge", "evaluate", "save"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 

@@ -14,9 +14,12 @@ import pytest
 from torch import nn
 
 import fedtailor
+from fedtailor.cli.compare import plan_rules
 from fedtailor.config import load_config, make_config, to_toml
 from fedtailor.errors import FedtailorError
 from fedtailor.fleet.presets import build_fleet
+from fedtailor.merging.settings import ServerSettings
+from fedtailor.methods.auto import Auto
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.registry import get_method, method_names
 from fedtailor.methods.tailor.tailor import Tailor
@@ -54,6 +57,7 @@ def seen(**changes: Any) -> Seen:
     [
         ({}, {"name": "tailor"}),
         ({"widths": (Fraction(1, 2),)}, {"name": "fedavg", "width": "1/2"}),
+        ({"widths": (Fraction(1, 2),), "all_fit": False}, {"name": "tailor"}),
         ({"smallest_share": Fraction(3, 5)}, {"name": "tailor"}),
         ({"limits": frozenset({"macs"})}, {"name": "tailor"}),
         ({"limits": frozenset({"params", "macs"})}, {"name": "tailor"}),
@@ -74,7 +78,7 @@ def test_without_records_it_says_so_and_with_norms_too():
     assert decide(seen(limits=frozenset({"depth"}), widths=()))[1].endswith(
         "(no recorded run decides this yet)"
     )
-    assert "the third is of a network with batch norm" in decide(seen(statistics=True))[1]
+    assert "of these networks, CIFAR-10's has batch norm" in decide(seen(statistics=True))[1]
     assert "batch norm" not in decide(seen())[1]
 
 
@@ -150,6 +154,77 @@ def test_the_server_is_that_of_what_is_taken_but_for_what_is_said(said, momentum
     with pytest.warns(UserWarning, match="method auto takes tailor"):
         run = fedtailor.train(module, data, "uniform-2", "auto", rounds=1, server=said, progress=False)
     assert (run.method.server.momentum, run.method.server.average) == (momentum, average)
+
+
+@pytest.mark.parametrize(
+    ("said", "momentum"), [(None, 0.5), ({"momentum": 0.9}, 0.9), ({"momentum": 0}, 0.0)]
+)
+def test_what_is_said_of_the_server_reaches_it_in_every_way_to_call(said, momentum, tmp_path):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    data = {"dataset": "digits", "clients": 4, "limit": 60}
+    given = {"rounds": 1, "progress": False, "server": said}
+    with pytest.warns(UserWarning, match="method auto takes tailor"):
+        found = fedtailor.compare(module, data, "uniform-2", ["auto"], engine={"workers": 0}, **given)
+    (run,) = found.runs["auto"]
+    assert run.method.server.momentum == momentum
+    with pytest.warns(UserWarning, match="method auto takes tailor"):
+        assert fedtailor.train(module, data, "uniform-2", Auto(), **given).method.server.momentum == momentum
+    if said:
+        method = Auto(server=ServerSettings(**said))
+        with pytest.warns(UserWarning, match="method auto takes tailor"):
+            run = fedtailor.train(module, data, "uniform-2", method, rounds=1, progress=False)
+        assert run.method.server.momentum == (
+            momentum or 0.5
+        )  # an object's zero is what it is without a word
+
+
+@pytest.mark.parametrize("limit", [{"macs": 10}, {"memory": "1kB"}])
+def test_a_tier_that_no_piece_fits_is_never_given_one(limit):
+    """One width is left then, and FedAvg would have every device train it."""
+    tiers = [{"name": "s", "share": 1, **limit}, {"name": "l", "share": 1, "width": 1.0}]
+    config = make_config({**SMALL, "method": {"name": "auto"}, "fleet": {"tiers": tiers}})
+    with pytest.raises(FedtailorError, match="needs|fits"):
+        prepare_config(config)
+
+
+def test_privacy_with_auto_is_one_sentence():
+    private = {"privacy": {"clip": 1.0, "noise": 1.0}, "fleet": {"name": "uniform-2"}}
+    config = make_config({**SMALL, "method": {"name": "auto"}, **private})
+    with pytest.raises(FedtailorError, match=r"asks for settings of \[method\] that auto does not set"):
+        prepare_config(config)
+
+
+def test_a_run_by_rules_that_are_no_more_is_another_run(tmp_path):
+    """Else one row of a table would be made of two methods."""
+    file = tmp_path / "run.toml"
+    file.write_text(
+        to_toml(make_config({**SMALL, "rounds": 1, "method": {"name": "auto"}})), encoding="utf-8"
+    )
+    (run,) = make_plan(file, "auto", 1, [], [], tmp_path / "runs").runs
+    run_config(run.config, run.folder.path, on_notice=lambda _: None)
+    assert is_same(run)
+    setup = run.folder.path / "setup.json"
+    setup.write_text(setup.read_text().replace("every size of device gets", "every size would get"))
+    assert not is_same(run)
+
+
+def test_unequal_rules_are_those_of_what_was_taken(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rounds = 1\nclients_per_round = 2\n[data]\ndataset = "digits"\nclients = 6\nlimit = 60\n'
+        '[model]\nname = "mlp"\nhidden = [12]\n[fleet]\nname = "uniform-2"\n[engine]\nworkers = 0\n'
+    )
+
+    def told(methods: str) -> list[str]:
+        plan = make_plan(file, methods, 1, [], [], tmp_path / "runs")
+        for run in plan.runs:
+            if not run.folder.finished:
+                run_config(run.config, run.folder.path, on_notice=lambda _: None)
+        return plan_rules(plan, statistics=False)
+
+    assert told("auto,tailor") == []
+    assert told("auto,fedavg") == [told("tailor,fedavg")[0].replace("tailor", "auto")]
+    assert "server.momentum = 0.5 (others: 0.0)" in told("auto,fedavg")[0]
 
 
 def test_a_run_that_was_interrupted_goes_on_bit_for_bit(tmp_path):

@@ -174,11 +174,20 @@ def _show(plan: Plan, target: float | None, report: Path | None, as_json: bool) 
 
 def plan_rules(plan: Plan, statistics: bool = True) -> list[str]:
     """Where the methods of a comparison were not run under the same rules; ``statistics``: whether norm is one."""
-    from fedtailor.config import to_toml
     from fedtailor.report.rules import unequal_rules
 
-    first = {run.variant: run.config for run in reversed(plan.runs)}
-    return unequal_rules({v: tomllib.loads(to_toml(first[v])) for v in plan.variants}, statistics)
+    first = {run.variant: run for run in reversed(plan.runs)}
+    return unequal_rules({v: tomllib.loads(_rules_of(first[v])) for v in plan.variants}, statistics)
+
+
+def _rules_of(run: PlannedRun) -> str:
+    """The config of a run; where its method was taken by rules, that of what was taken."""
+    from fedtailor.config import to_toml
+    from fedtailor.storage.run_folder import CONFIG
+
+    if "chosen" in run.folder.setup():
+        return (run.folder.path / CONFIG).read_text(encoding="utf-8")
+    return to_toml(run.config)
 
 
 def _missing(plan: Plan) -> list[PlannedRun]:

@@ -56,11 +56,11 @@ def train_together(
         for number, (task, own) in enumerate(zip(tasks, data, strict=True))
     }
     step = 0
-    while waiting:
-        for rows, batch, rate in _side_by_side(flock, waiting, step):
-            with phase("steps"):
+    with phase("steps"):
+        while waiting:
+            for rows, batch, rate in _side_by_side(flock, waiting, step):
                 flock.take(step, rows, batch, rate)
-        step += 1
+            step += 1
     return [flock.outcome(number) for number in range(len(tasks))]
 
 

@@ -29,5 +29,10 @@ class Auto(Method):
 
     @property
     def server_said(self) -> dict[str, Any]:
-        """The entries of [server] that were said."""
-        return {name: getattr(self.server, name) for name in self.said}
+        """The entries of [server] that were said: also those of an object that was given for it."""
+        usual = vars(Method.server)
+        return {
+            name: value
+            for name, value in vars(self.server).items()
+            if name in self.said or value != usual[name]
+        }

@@ -20,6 +20,7 @@ from fedtailor.fleet.presets import build_fleet
 from fedtailor.merging.robust.settings import MergeSettings
 from fedtailor.merging.settings import ServerSettings
 from fedtailor.method import Method
+from fedtailor.methods.auto import Auto
 from fedtailor.models import build_model
 from fedtailor.objective import Objective
 from fedtailor.run.learning import outputs_for
@@ -98,6 +99,8 @@ def method_with(
     """The method that was meant, with settings of [training], [server] and [merge]; mappings leave the others as is."""
     local, stepping, merging = _table(training, "training"), _table(server, "server"), _table(merge, "merge")
     if isinstance(given, Method):
+        if isinstance(given, Auto):
+            given = dataclasses.replace(given, said=tuple(dict.fromkeys([*given.said, *stepping])))
         return dataclasses.replace(
             given,
             local=validated(LocalTraining, {**vars(given.local), **local, "rounds": rounds}, "training"),

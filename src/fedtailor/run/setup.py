@@ -151,6 +151,11 @@ def prepare(
         aligned = fastest_grid(model.costs, method.workload)
         method = dataclasses.replace(method, align=aligned.multiple)
     method, chosen = taken(method, model, lambda: equipped(fleet, method, model, data))
+    require(
+        chosen is None or not settings.privacy.active, "method.name", "auto",
+        "a method by its name: [privacy] asks for settings of [method] that auto does not set, such as "
+        "weighting = 'count'",
+    )  # fmt: skip
     fleet = equipped(fleet, method, model, data)
     check(method, model, data, fleet, settings)
     try:

@@ -28,10 +28,7 @@ def check_secure(
             f"[secure]: {method.merging}: a rule compares single answers, and there are none under masks; expected "
             "merge.rule = 'mean'"
         )
-    if method.server.active:
-        raise FedtailorError(
-            f"[secure]: {method.server}: what rests for a round would be stepped all the same; expected no [server]"
-        )
+    _refuse_server(method)
     if method.policy.kept_by_clients or (model.statistics and method.norm != "averaged"):
         raise FedtailorError(
             f"[secure]: method.norm = {method.norm!r} asks clients for statistics or scores in clear; expected averaged"
@@ -63,3 +60,12 @@ def check_secure(
                 f"[secure]: clients of {method.name} send the rows of their own labels alone, which tells them; "
                 "expected method.label_rows = false"
             )
+
+
+def _refuse_server(method: Method) -> None:
+    if method.server.active:
+        own = method.server == type(method).server
+        expected = f"server.momentum = 0, because {method.name} brings its own" if own else "no [server]"
+        raise FedtailorError(
+            f"[secure]: {method.server}: what rests for a round would be stepped all the same; expected {expected}"
+        )

@@ -110,11 +110,12 @@ def _sizes(before: Sent, got: Patch) -> Sizes:
     if not before.values:
         return Sizes(0.0, 0.0)
     if got.row is not None and before.row is not None and got.row.shape == before.row.shape:
-        return Sizes(_root([got.row - before.row]) / before.count, before.root / before.count)
+        steps = (got.row - before.row).split([stop - start for start, stop in got.runs])
+        return Sizes(_root(steps) / before.count, before.root / before.count)
     new = [got.values[name] for name in before.shared]
-    steps = torch._foreach_sub(new, list(before.shared.values())) if new else ()
+    moved = torch._foreach_sub(new, list(before.shared.values())) if new else ()
     beside = (got.values[name] for name, old in before.values.items() if old is None)
-    return Sizes(_root([*steps, *beside]) / before.count, before.root / before.count)
+    return Sizes(_root([*moved, *beside]) / before.count, before.root / before.count)
 
 
 def _sent(sent: Patch, got: Patch, model: ElasticModel, suffixes: tuple[str, ...]) -> Sent:

@@ -21,6 +21,7 @@ from fedtailor.fleet import Tier
 from fedtailor.fleet.presets import build_fleet
 from fedtailor.method import Method, refuse_measured
 from fedtailor.methods.registry import get_method
+from fedtailor.run.auto.rules import is_said
 from fedtailor.run.choosing import USUAL_SHARE, chooses
 from fedtailor.steps import OnNotice
 from fedtailor.storage.files import replace_file
@@ -242,7 +243,8 @@ def is_same(run: PlannedRun) -> bool:
     there = load_config(run.folder.path / CONFIG)
     if run.config.evaluate_every == "auto":  # what is there has settled it
         there = replace(there, evaluate_every="auto")
-    if run.config.method["name"] == "auto" and "chosen" in run.folder.setup():  # the same
+    chosen = run.folder.setup().get("chosen", {})
+    if run.config.method["name"] == "auto" and is_said(chosen.get("why", "")):  # by the same rules
         taken = there.built_method
         if taken.server == replace(run.config, method=there.method).built_method.server:
             there = replace(there, server=run.config.server)

@@ -283,7 +283,8 @@ def test_methods_declare_what_they_honour() -> None:
     with pytest.raises(FedtailorError) as caught:
         check_honoured(Budget(macs="5M", memory="20MB"), frozenset({"macs", "width"}), "flado")
     assert str(caught.value) == (
-        "flado does not keep to a limit on memory (Budget(macs=5000000, memory=20000000)); it honours width, macs"
+        "flado does not keep to a limit on memory (Budget(macs=5000000, memory=20000000)); it honours width, macs; "
+        "method.name = 'auto' takes one that keeps to the limits of a fleet"
     )
 
 

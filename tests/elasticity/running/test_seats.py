@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.elasticity.front_door import elastic
+from fedtailor.errors import FedtailorError
 from fedtailor.methods.fedavg import FedAvg
 from helpers import cnn_model, images, snapshot, task_for
 
@@ -84,6 +87,40 @@ def test_outputs_are_multiplied_by_the_factors_of_each_call(model):
         assert torch.equal(model.forward(weights, cut, batch, mode="train", scale=twice), expected[0])
     assert torch.equal(model.forward(copied, cut, batch), plain)
     assert not any(layer._forward_hooks for layer in model.shell(cut).modules())
+
+
+def test_factors_that_change_in_their_own_table_are_the_new_ones(model):
+    weights, cut = held(model, "1/2")
+    batch, first = images(4).raw, next(iter(model.groups.producers))
+    own = {n: v.clone() for n, v in weights.items()}
+    table = {first: 1.0}
+    with model.seated(weights, cut):
+        for factor in (1.5, 2.5, 2.5):
+            table[first] = factor
+            expected = model.forward(own, cut, batch, mode="train", scale={first: factor})
+            assert torch.equal(model.forward(weights, cut, batch, mode="train", scale=table), expected)
+
+
+def test_training_inside_training_leaves_both_in_their_places(model):
+    weights, cut = held(model, "1/2")
+    others, wide = held(model, 1)
+    batch, first = images(4).raw, next(iter(model.groups.producers))
+    copies = [{n: v.clone() for n, v in each.items()} for each in (weights, others)]
+    expected = [model.forward(copies[0], cut, batch, mode="train", scale={first: 2.0}) for _ in range(2)]
+    inner = model.forward(copies[1], wide, batch, mode="train")
+    with model.seated(weights, cut):
+        assert torch.equal(model.forward(weights, cut, batch, mode="train", scale={first: 2.0}), expected[0])
+        with model.seated(others, wide):
+            assert torch.equal(model.forward(others, wide, batch, mode="train"), inner)
+        assert torch.equal(model.forward(weights, cut, batch, mode="train", scale={first: 2.0}), expected[1])
+    assert not any(layer._forward_hooks for layer in model.shell(cut).modules())
+
+
+def test_nobody_copies_a_model_that_holds_a_clients_weights(model):
+    weights, cut = held(model, "1/2")
+    with model.seated(weights, cut), pytest.raises(FedtailorError, match="expected a copy before or after"):
+        copy.deepcopy(model)
+    assert copy.deepcopy(model).groups == model.groups
 
 
 def test_after_the_block_the_shell_is_without_weights(model):

@@ -207,7 +207,7 @@ def test_updates_of_one_piece_travel_as_few_tensors():
 
 def test_updates_of_one_type_of_numbers_come_as_rows_of_one_table():
     tasks = tasks_alike()
-    floats = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(0.5)}
+    floats = {"b": torch.arange(6.0).view(2, 3), "none": torch.zeros(0, 2), "a": torch.tensor(0.5)}
     updates = [
         dataclasses.replace(each, patch=Patch({n: v + each.client for n, v in floats.items()}, CUT))
         for each in updates_alike(tasks)
@@ -218,6 +218,9 @@ def test_updates_of_one_type_of_numbers_come_as_rows_of_one_table():
         assert one.patch.row.tolist() == [*(value + other.client for value in range(6)), 0.5 + other.client]
         assert [one.patch.row[start:stop].tolist() for start, stop in one.patch.runs] == [
             value.flatten().tolist() for value in other.patch.values.values()
+        ]
+        assert [value.shape for value in one.patch.values.values()] == [
+            value.shape for value in other.patch.values.values()
         ]
         assert (
             dataclasses.replace(one.patch, cut=CUT).row is None

@@ -320,7 +320,11 @@ def fit_among(
         cut = cut_at(width)
         if (budget.width is None or width <= Fraction(budget.width)) and meets(costs, cut, budget):
             return cut
-    raise TooSmallError(f"{budget}: no width of method.widths fits it; the smallest is {widths[0]}")
+    least = costs.of(cut_at(widths[0]))
+    raise TooSmallError(
+        f"{budget}: no width of method.widths fits it; the smallest is {widths[0]}, with {least.macs:,} MACs and "
+        f"{least.params:,} parameters"
+    )
 
 
 def check_honoured(budget: Budget, honours: frozenset[str] | None, method: str) -> None:
@@ -330,7 +334,7 @@ def check_honoured(budget: Budget, honours: frozenset[str] | None, method: str) 
         kept_to = ", ".join(name for name in LIMITS if name in (honours or ()))
         raise FedtailorError(
             f"{method or 'this method'} does not keep to a limit on {' or '.join(ignored)} ({budget}); "
-            f"it honours {kept_to}"
+            f"it honours {kept_to}; method.name = 'auto' takes one that keeps to the limits of a fleet"
         )
 
 

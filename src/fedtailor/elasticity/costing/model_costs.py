@@ -115,7 +115,8 @@ class ModelCosts:
         if workload is None and (known := self._of_cuts.get(cut)) is not None:
             return known
         cost = self._of(cut, workload)
-        if workload is None and cut.mask is None:
+        # Cuts of listed units are ever new ones: they would be kept for nothing
+        if workload is None and cut.mask is None and all(isinstance(u, range) for u in cut.channels.values()):
             if len(self._of_cuts) >= REMEMBERED:
                 self._of_cuts.clear()
             self._of_cuts[cut] = cost

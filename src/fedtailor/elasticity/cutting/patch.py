@@ -48,7 +48,9 @@ class Patch:
         for name, (number, shape) in columns.items():
             start = used[number]
             used[number] += math.prod(shape)
-            by_name[name] = tables[number][:, start : used[number]].view(-1, *shape).unbind(0)
+            by_name[name] = (
+                tables[number][:, start : used[number]].view(len(tables[number]), *shape).unbind(0)
+            )
         patches = [
             cls({name: values[place] for name, values in by_name.items()}, cut)
             for place in range(len(tables[0]))

@@ -25,6 +25,7 @@ from fedtailor.elasticity.groups import ChannelGroups, Size
 from fedtailor.elasticity.running.skipping import Skipped, refuse_skipping, skipped_layers, under
 from fedtailor.elasticity.running.strided import leave_out_pixels_first
 from fedtailor.elasticity.tracing.rewrite import SizedGraph
+from fedtailor.errors import FedtailorError
 
 Mode = Literal["train", "eval", "calibrate"]
 Place = tuple[
@@ -42,7 +43,7 @@ class Seat:
     cut: Cut
     places: list[Place]  # with these weights
     ready: bool = True  # whether the shell was last set for them, and not for something in between
-    scale: Scale | None = None  # by which outputs are multiplied as long as steps ask for this very one
+    scale: dict[str, float | Tensor] = field(default_factory=dict)  # by which outputs are multiplied for now
     hooks: list[RemovableHandle] = field(default_factory=list)
 
 
@@ -63,7 +64,11 @@ class Shell:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the places: a copy's layers have places of their own."""
-        return {**self.__dict__, "_places": {}, "_seat": None}
+        if self._seat is not None:
+            raise FedtailorError(
+                "a model that trains a client holds its weights: expected a copy before or after"
+            )
+        return {**self.__dict__, "_places": {}}
 
     def fit(self, cut: Cut, mode: Mode, held: Collection[str]) -> nn.Module:
         """The shell at the sizes of ``cut``; norms without statistics in ``held`` use those of the batch."""
@@ -105,12 +110,14 @@ class Shell:
         places = [
             (holder, leaf, weights[name]) for name, (holder, leaf, _) in zip(weights, at_rest, strict=True)
         ]
-        self._seat = Seat(weights, cut, places)
+        outer, self._seat = self._seat, Seat(weights, cut, places)
+        if outer is not None:  # training inside training: the outer one sets the shell anew
+            outer.ready = False
         try:
             yield
         finally:
             self._multiply_nothing()
-            self._seat = None
+            self._seat = outer
             for holder, leaf, value in at_rest:
                 holder[leaf] = value
 
@@ -138,17 +145,17 @@ class Shell:
         seat = self._seat
         if seat is None or not self.seats(weights, cut):
             return False
-        if seat.scale is not scale:
+        if not _same_factors(seat.scale, scale or {}):
             self._multiply_nothing()
-            seat.scale, seat.hooks = scale, self._multiply(scale or {})
+            seat.scale, seat.hooks = dict(scale or {}), self._multiply(scale or {})
         return True
 
     def _multiply_nothing(self) -> None:
         seat = self._seat
-        if seat is not None and seat.scale is not None:
+        if seat is not None and seat.scale:
             for hook in seat.hooks:
                 hook.remove()
-            seat.scale, seat.hooks = None, []
+            seat.scale, seat.hooks = {}, []
 
     def _multiply(self, scale: Scale) -> list[RemovableHandle]:
         """Multiply the outputs of layers until the hooks are removed; layers that the cut skips have none."""
@@ -233,6 +240,14 @@ class Shell:
 def _put(module: nn.Module, path: str, layer: nn.Module) -> None:
     owner, _, leaf = path.rpartition(".")
     setattr(module.get_submodule(owner), leaf, layer)
+
+
+def _same_factors(one: Scale, other: Scale) -> bool:
+    """Whether hooks of one do for the other; a tensor that was changed in place is the same one."""
+    if one.keys() != other.keys():
+        return False
+    pairs = ((one[path], factor) for path, factor in other.items())
+    return all(a is b or (isinstance(a, float) and isinstance(b, float) and a == b) for a, b in pairs)
 
 
 def _multiplied(factor: float | Tensor) -> Callable[[nn.Module, Any, Any], Any]:

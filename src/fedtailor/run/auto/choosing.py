@@ -22,8 +22,10 @@ def seen(model: ElasticModel, fleet: Fleet, method: Method) -> Seen:
     """What the rules look at; tiers that no piece fits are refused or left out later, and decide nothing."""
     limits = frozenset(name for tier in fleet.tiers for name in tier.budget.limits)
     shares: dict[Fraction, Fraction] = {}
+    all_fit = True
     for tier in () if limits & NOT_OF_WIDTH else fleet.tiers:
         width = _width(model, tier, method)
+        all_fit = all_fit and width is not None
         if width is not None:
             shares[width] = shares.get(width, Fraction(0)) + tier.share
     spread = fleet.macs_range is None and shares  # with a range, tiers are points of evaluation
@@ -32,6 +34,7 @@ def seen(model: ElasticModel, fleet: Fleet, method: Method) -> Seen:
         limits=limits,
         widths=tuple(sorted(shares)),
         smallest_share=shares[min(shares)] / sum(shares.values()) if spread else Fraction(0),
+        all_fit=all_fit,
     )
 
 
