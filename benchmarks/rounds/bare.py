@@ -101,9 +101,9 @@ def half(workload: Workload, number: int) -> Callable[[], None]:
         return [trainers[each] for each in workload.widths if each == own or (workload.nested and each < own)]
 
     def round() -> None:
-        number = next(rounds)
+        now = next(rounds)
         for place in order:
-            train(workload, of(place), workload.part(columns, number, place))
+            train(workload, of(place), workload.part(columns, workload.client(now, place)))
 
     return round
 

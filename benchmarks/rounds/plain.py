@@ -34,14 +34,14 @@ def main() -> None:
     rounds = count()
 
     def round() -> None:
-        number = next(rounds)
+        now = next(rounds)
         sums = {n: torch.zeros_like(value) for n, value in whole.state_dict().items()}
         counts = {n: torch.zeros_like(value) for n, value in sums.items()}
-        for client in range(workload.cohort):
-            network = local(workload.widths[client % len(workload.widths)])
+        for place in range(workload.cohort):
+            network = local(workload.widths[place % len(workload.widths)])
             rate, kind = (ADAMW_RATE, torch.optim.AdamW) if workload.adamw else (RATE, torch.optim.SGD)
             optimiser = kind(network.parameters(), lr=rate)
-            part = workload.part(columns, number, client)
+            part = workload.part(columns, workload.client(now, place))
             for rows in torch.randperm(workload.examples).split(workload.batch):
                 inputs, labels = (column[rows] for column in part)
                 optimiser.zero_grad()

@@ -40,12 +40,13 @@ class Workload:
         labels = torch.randint(self.classes, (count,), generator=generator)
         return self.inputs(count, generator), labels
 
-    def part(self, columns: Sequence[Tensor], round: int, place: int) -> list[Tensor]:
-        """The examples of one client of a round's cohort.
+    def client(self, round: int, place: int) -> int:
+        """Who is in a place of a round's cohort: other rounds have other clients, whose examples no cache has."""
+        return (round * self.cohort + place) % self.clients
 
-        Other rounds have other clients, as wherever clients are drawn: nobody finds its examples in the cache.
-        """
-        start = (round * self.cohort + place) % self.clients * self.examples
+    def part(self, columns: Sequence[Tensor], client: int) -> list[Tensor]:
+        """One client's examples."""
+        start = client * self.examples
         return [column[start : start + self.examples] for column in columns]
 
 

@@ -272,19 +272,17 @@ def _missing(task: str, fleet: str, found: Mapping[str, Row], results: Results) 
     if dear:
         yield f"Beyond the compute of the others: {', '.join(dear)}."
     further = cell(task, fleet, results).further  # nobody, as long as not all have been tried
-    left = [f"`{method}`" for method in found if further and method not in further]
+    left = [method for method in found if further and method not in further]
     if left:
-        yield f"Too far behind on every tier after the first seed, and left at that: {', '.join(left)}."
-    wanted = tried_on(task, fleet, results)
-    tried = results.runs(f"{task}-{fleet}")
-    broken = [f"`{m}`" for m, row in tried.items() if m not in found and row]
+        yield f"Too far behind on every tier after the first seed, and left at that: {_quoted(left)}."
+    wanted, tried = tried_on(task, fleet, results), results.runs(f"{task}-{fleet}")
+    broken = [method for method, row in tried.items() if row and method not in found]
     if broken:
-        yield f"Left the numbers on the first seed, without a result: {', '.join(broken)}."
-    waiting = [m for m, row in found.items() if m in wanted and f"`{m}`" not in left and len(row) < SEEDS]
-    waiting += [method for method in wanted if method not in found and f"`{method}`" not in broken]
-    waiting = [f"`{method}`" for method in waiting]
+        yield f"Left the numbers on the first seed, without a result: {_quoted(broken)}."
+    begun = [m for m, row in found.items() if m in wanted and m not in left and len(row) < SEEDS]
+    waiting = [*begun, *(m for m in wanted if m not in found and m not in broken)]
     if waiting:
-        yield f"Not run yet with all its seeds: {', '.join(waiting)}."
+        yield f"Not run yet with all its seeds: {_quoted(waiting)}."
     hopeless = [f"`{m}`" for m in able(task, fleet) if m not in wanted and m not in found]
     if hopeless:
         names = ", ".join(hopeless)
@@ -292,3 +290,7 @@ def _missing(task: str, fleet: str, found: Mapping[str, Row], results: Results) 
     refused = [f"`{method}`: {why['refused']}" for method, why in known.items() if "refused" in why]
     if refused:
         yield f"Cannot run here: {'; '.join(refused)}."
+
+
+def _quoted(methods: Sequence[str]) -> str:
+    return ", ".join(f"`{method}`" for method in methods)

@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     if not _columns:  # once in every process
         _columns.extend(WORKLOAD.data())
-    part = WORKLOAD.part(_columns, 0, int(context.node_config["partition-id"]))
+    part = WORKLOAD.part(_columns, int(context.node_config["partition-id"]))
     network = WORKLOAD.build(1.0)
     sent = message.content["arrays"]
     assert isinstance(sent, ArrayRecord)

@@ -74,7 +74,7 @@ def main() -> None:
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
 
     def dataset(user: int) -> PyTorchTensorDataset:
-        return PyTorchTensorDataset(tensors=tuple(workload.part(columns, 0, user)), user_id=str(user))
+        return PyTorchTensorDataset(tensors=tuple(workload.part(columns, user)), user_id=str(user))
 
     users = FederatedDataset(dataset, get_user_sampler("random", list(range(workload.clients))))
     np.random.seed(0)

@@ -69,8 +69,7 @@ class HeldWeights:
         self.clips = local.clip_norm < math.inf
         self.values = list(self.held.values())
         # Views that autograd does not watch, where a step is one operation on all that is held
-        plain = self.still
-        self.unwatched = [value.detach() for value in self.values] if plain else []
+        self.unwatched = [value.detach() for value in self.values] if self.still else []
 
     def step(
         self, model: ElasticModel, outer: Cut, cuts: list[Cut], leaves: list[Weights], rate: float

@@ -28,9 +28,8 @@ from fedtailor.elasticity.tracing.rewrite import SizedGraph
 from fedtailor.errors import FedtailorError
 
 Mode = Literal["train", "eval", "calibrate"]
-Place = tuple[
-    dict[str, Any], str, Any
-]  # where a layer keeps a tensor, its name there, and what lies there at rest
+# Where a layer keeps a tensor, its name there, and what lies there (at rest, or of those who have a seat)
+Place = tuple[dict[str, Any], str, Any]
 Scale = Mapping[str, "float | Tensor"]
 Replacement = Mapping[str, Callable[..., Any]]
 
@@ -41,7 +40,7 @@ class Seat:
 
     weights: Mapping[str, Tensor]
     cut: Cut
-    places: list[Place]  # with these weights
+    places: list[Place]
     ready: bool = True  # whether the shell was last set for them, and not for something in between
     scale: dict[str, float | Tensor] = field(default_factory=dict)  # by which outputs are multiplied for now
     hooks: list[RemovableHandle] = field(default_factory=list)
@@ -129,13 +128,7 @@ class Shell:
     def is_set(self, weights: Collection[str], cut: Cut, mode: Mode) -> bool:
         """Whether nothing is to be done before these weights are run."""
         seat = self._seat
-        return (
-            seat is not None
-            and seat.ready
-            and mode == "train"
-            and weights is seat.weights
-            and cut is seat.cut
-        )
+        return seat is not None and seat.ready and mode == "train" and self.seats(weights, cut)
 
     def multiplies(self, scale: Scale | None, weights: Collection[str], cut: Cut) -> bool:
         """Multiply outputs by these factors until other ones are asked for, where these weights have their seat here.

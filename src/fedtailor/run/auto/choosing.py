@@ -19,7 +19,7 @@ NOT_OF_WIDTH = {"density", "depth"}  # limits that no cut of channels keeps to
 
 
 def seen(model: ElasticModel, fleet: Fleet, method: Method) -> Seen:
-    """What the rules look at; tiers that no piece fits are refused or left out later, and decide nothing."""
+    """What the rules look at; of tiers that no piece fits, which are refused or left out later, that there are some."""
     limits = frozenset(name for tier in fleet.tiers for name in tier.budget.limits)
     shares: dict[Fraction, Fraction] = {}
     all_fit = True
