@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from fedtailor.client.local_steps import LocalSteps
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic

@@ -53,6 +53,10 @@ class Lease:
         """How many bytes a client that was sent this may keep."""
         return self.memory or max(LEAST_MEMORY, MEMORY_TIMES * sent.nbytes)
 
+    def with_nonce(self, nonce: str) -> Lease:
+        """The same for one who is known by this mark; ``replace`` takes four times as long, and all are marked."""
+        return Lease(self.names, self.cut, self.partial, self.most_metrics, self.memory, nonce)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -79,7 +83,7 @@ class Task:
 
 def marked(task: Task) -> Task:
     """The task with a mark of its own, which nobody can guess. It decides about no result, so it is no ``Seeds``."""
-    return replace(task, lease=replace(task.lease, nonce=secrets.token_hex(8)))
+    return replace(task, lease=task.lease.with_nonce(secrets.token_hex(8)))
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,19 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
     nonce: str = ""  # of the lease that it answers
+
+    def marked(self, nonce: str) -> Update:
+        """The same with the mark of a lease."""
+        return Update(
+            self.client,
+            self.round,
+            self.base_round,
+            self.patch,
+            self.weight,
+            self.metrics,
+            self.memory,
+            nonce,
+        )
 
 
 @dataclass(frozen=True)

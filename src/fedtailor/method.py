@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedtailor.client import together, training
 from fedtailor.client.evaluate import evaluate_patches
+from fedtailor.client.local_steps import Diverged
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.stepping import JointMean, check_follows_cuts
 from fedtailor.data.batches import Batch, Examples
@@ -175,12 +176,12 @@ class Method:
 
     def train_together(
         self, tasks: Sequence[Task], data: Sequence[Examples], model: ElasticModel
-    ) -> list[Update | training.Diverged]:
+    ) -> list[Update | Diverged]:
         """``train`` for clients of one piece, all at once (``training.together``)."""
         found = together.train_together(self, tasks, data, model)
         return [
             each
-            if isinstance(each, training.Diverged)
+            if isinstance(each, Diverged)
             else self.answer(task, model.part(each[0], task.lease.cut), len(own), each[1])
             for task, own, each in zip(tasks, data, found, strict=True)
         ]

@@ -9,8 +9,8 @@ import torch
 
 from fedtailor.client import copies
 from fedtailor.client.copies import Copies, Places
+from fedtailor.client.local_steps import LocalSteps
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import gather
 from fedtailor.elasticity.cutting.selections import prefix

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedtailor.client.local_steps import LocalSteps
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import LocalSteps
 from fedtailor.data.batches import Batch
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix

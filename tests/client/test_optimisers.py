@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedtailor.client import precision, training
+from fedtailor.client.local_steps import parts_of
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import parts_of
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.memory import Workload

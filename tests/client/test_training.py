@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedtailor.client import training
+from fedtailor.client.local_steps import Diverged
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import Diverged, batches
+from fedtailor.client.training import batches
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import as_width, prefix

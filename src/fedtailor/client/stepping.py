@@ -86,10 +86,22 @@ class HeldWeights:
             return False
         for value in self.values:
             value.grad = None
+        self._move_plainly(gradients, rate)
+        return True
+
+    def _move_plainly(self, gradients: list[Tensor], rate: float) -> None:
         if self.clips:
             clip_(gradients, self.local.clip_norm)
         torch._foreach_add_(self.unwatched, gradients, alpha=-rate)
-        return True
+
+    def step_by(self, gradients: list[Tensor], model: ElasticModel, outer: Cut, rate: float) -> None:
+        """Apply dense gradients of all that is held, in its order; they may be changed in place."""
+        if self.unwatched:
+            self._move_plainly(gradients, rate)
+            return
+        for value, gradient in zip(self.values, gradients, strict=True):
+            value.grad = gradient
+        self._step(model, outer, [outer], [self.held], rate)
 
     @torch.no_grad()
     def _step(

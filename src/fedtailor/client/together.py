@@ -9,7 +9,7 @@ themselves or rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.func import vmap
 from torch.optim.sgd import sgd
 
+from fedtailor.client.local_steps import Diverged, Training, needs_pairs
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.stepping import decay_groups
-from fedtailor.client.training import Diverged, Training, batches, needs_pairs
-from fedtailor.data.batches import Batch, Examples, batch_size
+from fedtailor.client.training import augmenting, runs
+from fedtailor.data.batches import Batch, Examples, map_tensors, values_of
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
@@ -49,45 +50,60 @@ def train_together(
     method: Training, tasks: Sequence[Task], data: Sequence[Examples], model: ElasticModel
 ) -> list[Trained | Diverged]:
     """What ``training.train`` makes of each task; all of them carry one patch. Who left the numbers is among them."""
-    flock = _Flock(method, tasks, model)
+    flock, table = _Flock(method, tasks, model), _Table(tasks, data)
     single = needs_pairs(model)
     waiting = {
-        number: batches(method.local, task, own, skip_single=single)
+        number: runs(method.local, task, own, skip_single=single)
         for number, (task, own) in enumerate(zip(tasks, data, strict=True))
     }
     step = 0
     with phase("steps"):
         while waiting:
-            for rows, batch, rate in _side_by_side(flock, waiting, step):
-                flock.take(step, rows, batch, rate)
+            for (_, rate), those in _side_by_side(flock, waiting, step).items():
+                flock.take(step, list(those), table.batch(those), rate)
             step += 1
     return [flock.outcome(number) for number in range(len(tasks))]
 
 
 def _side_by_side(
-    flock: _Flock, waiting: dict[int, Iterator[Batch]], step: int
-) -> Iterator[tuple[list[int], Batch, float]]:
-    """The next batches of those who have any, stacked where sizes and rates are equal; the others wait no longer."""
-    found: dict[Steps, list[tuple[int, Batch]]] = {}
+    flock: _Flock, waiting: dict[int, Iterator[Tensor]], step: int
+) -> dict[Steps, dict[int, Tensor]]:
+    """The rows of the next batches of those who have any, by what they share; the others wait no longer."""
+    found: dict[Steps, dict[int, Tensor]] = {}
     for number in list(waiting):
         try:
             # Who has left the numbers goes on among the others: stacks of another size may be rounded otherwise.
-            batch = next(waiting[number], None)
+            rows = next(waiting[number], None)
         except Diverged as error:  # too few examples for a batch
-            flock.lost[number], batch = error, None
-        if batch is None:
+            flock.lost[number], rows = error, None
+        if rows is None:
             del waiting[number]
         else:
-            key = batch_size(batch), flock.rate(number, step)
-            found.setdefault(key, []).append((number, batch))
-    for (_, rate), those in found.items():
-        yield [number for number, _ in those], _stacked([batch for _, batch in those]), rate
+            found.setdefault((rows.shape[0], flock.rate(number, step)), {})[number] = rows
+    return found
+
+
+class _Table:
+    """The examples of all clients of a flock."""
+
+    def __init__(self, tasks: Sequence[Task], data: Sequence[Examples]) -> None:
+        self.data = data
+        self.as_one = all(own.lies_with(data[0]) for own in data)
+        self.augment = [augmenting(task, own) for task, own in zip(tasks, data, strict=True)]
+
+    def batch(self, those: Mapping[int, Tensor]) -> Batch:
+        """Their batches of one size, (clients, examples, ...)."""
+        if self.as_one:  # one gathering for all of them
+            all_rows = torch.cat(list(those.values()))
+            return map_tensors(
+                self.data[0].at(all_rows), lambda column: column.unflatten(0, (len(those), -1))
+            )
+        return _stacked([self.data[n].at(rows, generator=self.augment[n]) for n, rows in those.items()])
 
 
 def _stacked(parts: Sequence[Batch]) -> Batch:
     """Batches of one size, (clients, examples, ...)."""
-    columns = [list(part.values()) if isinstance(part, dict) else part for part in parts]
-    stacked = [torch.stack(column) for column in zip(*columns, strict=True)]
+    stacked = [torch.stack(column) for column in zip(*map(values_of, parts), strict=True)]
     first = parts[0]
     return dict(zip(first, stacked, strict=True)) if isinstance(first, dict) else tuple(stacked)
 
@@ -102,7 +118,10 @@ class _Flock:
         self.fixed = {n: value for n, value in patch.values.items() if n not in model.trainable}
         self.start = {n: value.detach() for n, value in patch.values.items() if n in model.trainable}
         size = len(tasks)
-        self.held = {n: value.expand(size, *value.shape).clone() for n, value in self.start.items()}
+        stacked = {n: value.expand(size, *value.shape) for n, value in self.start.items()}
+        orders = model.once(("order of gradients", self.cut), self._orders)
+        # Weights lie as their gradients come: a step moves memory of one order by memory of the same
+        self.held = {n: _ordered(value, orders.get(n)) for n, value in stacked.items()}
         moving = self.local.momentum > 0
         self.momenta = {n: torch.zeros_like(value) for n, value in self.held.items()} if moving else {}
         self.groups = decay_groups(self.local, self.start)
@@ -123,10 +142,7 @@ class _Flock:
             each if all_of_them else {n: value.index_select(0, places) for n, value in each.items()}
             for each in (self.held, self.momenta)
         )
-        leaves = {n: value.detach().requires_grad_() for n, value in held.items()}
-        losses = vmap(self._loss)(leaves, batch)
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        gradients = {n: value for n, value in zip(leaves, found, strict=True) if value is not None}
+        losses, gradients = self._gradients(held, batch)
         self._note(step, rows, losses, _examples_of_one(batch))
         with torch.no_grad():
             self._move(held, momenta, gradients, rate)
@@ -134,6 +150,21 @@ class _Flock:
                 for whole, part in ((self.held, held), (self.momenta, momenta)):
                     for name, value in part.items():
                         whole[name].index_copy_(0, places, value)
+
+    def _gradients(self, held: Weights, batch: Batch) -> tuple[Tensor, Weights]:
+        leaves = {n: value.detach().requires_grad_() for n, value in held.items()}
+        losses = vmap(self._loss)(leaves, batch)
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        return losses, {n: value for n, value in zip(leaves, found, strict=True) if value is not None}
+
+    def _orders(self) -> dict[str, list[int]]:
+        """The axes of gradients, the one with the longest stride first: they follow from the network, not from data."""
+        two = {n: value.expand(2, *value.shape) for n, value in self.start.items()}
+        _, gradients = self._gradients(two, _stacked([self.model.example] * 2))
+        return {
+            n: sorted(range(each.dim()), key=lambda axis: -each.stride()[axis])
+            for n, each in gradients.items()
+        }
 
     def _loss(self, weights: Weights, batch: Batch) -> Tensor:
         """Of one client; what belongs to clients alone the method does not look at (``Method.alike``)."""
@@ -174,6 +205,14 @@ class _Flock:
         patch = Patch({n: values[n] for n in self.tasks[number].patch.values if n in names}, self.cut)
         metrics = {"loss": self.totals[number] / max(1, examples), "examples": float(examples)}
         return patch, metrics
+
+
+def _ordered(value: Tensor, order: Sequence[int] | None) -> Tensor:
+    """A copy whose axes lie in this order in memory."""
+    if order is None:
+        return value.clone(memory_format=torch.contiguous_format)
+    back = [order.index(axis) for axis in range(value.dim())]
+    return value.permute(*order).clone(memory_format=torch.contiguous_format).permute(*back)
 
 
 def _examples_of_one(batch: Batch) -> int:

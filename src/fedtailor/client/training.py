@@ -1,191 +1,106 @@
 """The one local training loop: small batches, small networks, small gradients.
 
-Every step asks the method which cuts to run (``step_cuts``), runs each of them as a real small network on leaf copies
-of the held weights, and writes the step back into the held slice. Where the step's cut is all that the client holds,
-the held weights are the leaves and nothing is copied. (Gradients of sliced views would have the full size in autograd.)
-Running statistics that the client holds for a width of their own are updated by the steps of that width alone.
+A client's steps are in ``local_steps``. Where clients of one piece differ in their examples alone, one takes over what
+the last has left: its tensors, which the next client's numbers are copied to, and the tapes of its steps.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedtailor.client.copies import Copies, Places
+from fedtailor.client.local_steps import Diverged, LocalSteps, Training, needs_pairs
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.precision import autocast
-from fedtailor.client.stepping import HeldWeights, Stepped
-from fedtailor.data.batches import Batch, Examples, batch_size, map_tensors, target_of
+from fedtailor.client.repeatable import is_repeatable
+from fedtailor.data.batches import Batch, Examples, batch_size
 from fedtailor.elasticity.cutting.cut import Cut
-from fedtailor.elasticity.cutting.names import plain
-from fedtailor.elasticity.cutting.patch import Patch, Where, gather
+from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
-from fedtailor.elasticity.running import norm
-from fedtailor.elasticity.running.layout import Layouts
-from fedtailor.elasticity.running.pieces import Weights
-from fedtailor.errors import FedtailorError
 from fedtailor.messages import Task
 from fedtailor.steps import phase
 
+Place = Callable[[int], Batch | None]  # where a batch of so many examples may be gathered, if anywhere
 
-class Training(Stepped, Protocol):
-    """What the loop asks of a method; ``Method`` says what each of them means."""
-
-    def step_cuts(self, task: Task, step: int, model: ElasticModel) -> list[Cut]: ...
-    def forward(self, weights: Weights, cut: Cut, batch: Batch, task: Task, model: ElasticModel) -> Any: ...
-    def loss(
-        self, outputs: list[Any], weights: list[Weights], batch: Batch, task: Task, model: ElasticModel
-    ) -> Tensor: ...
-
-
-class Diverged(FedtailorError):  # noqa: N818  (a result of training, not a mistake)
-    """Local training left the numbers: the client is refused and the round goes on."""
+MOST_PIECES = 8  # of which steps are kept between clients
 
 
 def train(
     method: Training, task: Task, data: Examples, model: ElasticModel
 ) -> tuple[Patch, dict[str, float]]:
     """Train the task's patch on the client's data; returns the trained patch and the mean loss."""
-    steps = LocalSteps(method, task, model)
-    total, examples = 0.0, 0
-    layers = task.seeds.scope("layers", client=task.client.id, round=task.round)
-    with layers, model.seated(steps.own, steps.cut), phase("steps"):
-        for step, batch in enumerate(batches(method.local, task, data, skip_single=needs_pairs(model))):
-            loss, count = steps.take(step, batch), batch_size(batch)
-            total, examples = total + loss * count, examples + count
-    return steps.trained(), {"loss": total / max(1, examples), "examples": float(examples)}
+    with steps_of(method, task, model) as steps:
+        total, examples = 0.0, 0
+        layers = task.seeds.scope("layers", client=task.client.id, round=task.round)
+        own = batches(method.local, task, data, skip_single=needs_pairs(model), place=steps.place)
+        with layers, model.seated(steps.own, steps.cut), phase("steps"):
+            for step, batch in enumerate(own):
+                loss, count = steps.take(step, batch), batch_size(batch)
+                total, examples = total + loss * count, examples + count
+        return steps.trained(), {"loss": total / max(1, examples), "examples": float(examples)}
 
 
-class LocalSteps:
-    """What one client holds, moved by one step after the other."""
+@contextmanager
+def steps_of(method: Training, task: Task, model: ElasticModel) -> Iterator[LocalSteps]:
+    """What a client's steps need: where clients are alike, what the one before them of the same piece has left.
 
-    def __init__(self, method: Training, task: Task, model: ElasticModel) -> None:
-        self.method, self.task, self.model = method, task, model
-        self.cut = task.patch.cut
-        self.layouts = model.once("layouts", lambda: Layouts(model))
-        self.layout = self.layouts.at(self.cut)
-        # What belongs to a tensor of the model (``conv1.weight@basis``) is trained where that tensor is.
-        own = {name: plain(name) for name in task.patch.values}
-        self.held = {
-            n: _leaf(value, own[n] in model.trainable, self.layout) for n, value in task.patch.values.items()
-        }
-        statistics = frozenset(model.statistics)
-        self.tracks = bool(statistics)
-        self.weights = {n: value for n, value in self.held.items() if own[n] not in statistics}
-        # What a step of all that is held runs on; its tensors are moved in place
-        self.own = {**self.held, **(norm.running(model, self.held, self.cut) if self.tracks else {})}
-        self.copies: dict[Cut, Copies] = {}  # of cuts that steps come back to
-        self.places = Places(self.weights)
-        self.optimiser = HeldWeights(method, self.held, self.places)
-        self.steps = max(1, method.local.steps_for(task.client.num_examples))
-        self.rate = method.local.rate(task.round) if method.local.same_in_round else None
-        self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
-        self.mixed = method.local.precision != "float32"
-        self.least = 2 if method.local.accumulate > 1 and needs_pairs(model) else 1  # examples of a part
-
-    def take(self, step: int, batch: Batch) -> float:
-        """One step on one batch; returns its loss."""
-        cuts = self.method.step_cuts(self.task, step, self.model)
-        leaves = [self._leaves(cut, again=cut in cuts[:number]) for number, cut in enumerate(cuts)]
-        local, value = self.method.local, 0.0
-        if local.accumulate == 1:
-            value = self._gradients_of(batch, 1.0, cuts, leaves, step)
-        else:
-            for part, share in parts_of(batch, local.accumulate, self.least):
-                value += self._gradients_of(part, share, cuts, leaves, step)
-        rate = local.rate(self.task.round, step, self.steps) if self.rate is None else self.rate
-        self.optimiser.step(self.model, self.cut, cuts, leaves, rate)
-        return value
-
-    def _gradients_of(
-        self, part: Batch, share: float, cuts: list[Cut], leaves: list[Weights], step: int
-    ) -> float:
-        """Leave the gradients of a part of the batch on the leaves; returns what it adds to the loss."""
-        if self.mixed:
-            with autocast(self.method.local.precision, self.device):
-                loss = self._loss_of(part, cuts, leaves)
-        else:
-            loss = self._loss_of(part, cuts, leaves)
-        if not math.isfinite(value := loss.item()):
-            raise Diverged(f"the loss of client {self.task.client.id} became {value} in step {step}")
-        (loss if share == 1 else loss * share).backward()
-        return value * share
-
-    def _loss_of(self, part: Batch, cuts: list[Cut], leaves: list[Weights]) -> Tensor:
-        method, task, model = self.method, self.task, self.model
-        outputs = [
-            method.forward(values, cut, part, task, model) for values, cut in zip(leaves, cuts, strict=True)
-        ]
-        return method.loss(outputs, leaves, part, task, model)
-
-    def trained(self) -> Patch:
-        """What goes back to the server."""
-        names = self.task.lease.names
-        return Patch(
-            {n: value.detach().contiguous() for n, value in self.held.items() if n in names}, self.cut
-        )
-
-    def _leaves(self, inner: Cut, again: bool = False) -> Weights:
-        """What one network of a step runs on: weights at its cut, and statistics only if they belong to its width.
-
-        Networks of one step have copies of their own, also where two of them have the same cut.
-        """
-        if inner is self.cut:
-            return self.own
-        own = norm.running(self.model, self.held, inner) if self.tracks else {}
-        if (
-            inner.unmasked == self.cut
-        ):  # single weights that it leaves out are zeros, for the method to put there
-            # Running statistics without a tag are its own.
-            tracked = inner == self.cut or inner.tag == self.cut.tag
-            return {**(self.held if tracked else self.weights), **own}
-        if inner in self.copies and not again:
-            return {**self.copies[inner].filled(), **own}
-        table = self.model.inside(self.cut, inner)
-        leaves, places = self._gathered(inner, table), self.places.at(inner, table)
-        if places is not None and not again:
-            self.copies[inner] = Copies(leaves, places)
-        return {**leaves, **own}
-
-    def _gathered(self, inner: Cut, table: Mapping[str, Where]) -> Weights:
-        """Copies of the weights at a cut, to train on; tensors that it keeps whole are what is held."""
-        layout = self.layouts.at(inner)
-        with torch.no_grad():
-            leaves = {
-                n: gather(value, table[n]) if n in table else value
-                for n, value in self.weights.items()
-                if n not in inner.absent
-            }
-            leaves |= {
-                n: _leaf(value, False, layout)
-                for n, value in leaves.items()
-                if n in table and (layout != self.layout or not _laid_out(value, layout))
-            }
-        for name, leaf in leaves.items():
-            leaf.requires_grad_(self.weights[name].requires_grad)
-        return leaves
+    It is nobody else's inside the block: training inside training has steps of its own.
+    """
+    if not come_again(method, task):
+        yield LocalSteps(method, task, model)
+        return
+    known = model.once("steps", Left).of_cuts
+    place = task.patch.cut, tuple(task.patch.values)
+    steps = known.pop(place, None)
+    if steps is None or not steps.again(method, task):
+        repeatable = model.once("repeatable", lambda: is_repeatable(model.module, model.objective.loss))
+        steps = LocalSteps(method, task, model, stays=True, taped=repeatable)
+    yield steps
+    known[place] = steps
+    if len(known) > MOST_PIECES:
+        known.pop(next(iter(known)))
 
 
-def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bool) -> Iterator[Batch]:
-    """Shuffled batches for the given number of epochs or steps.
+class Left:
+    """What clients have left, by their pieces; a copy of the model begins without."""
+
+    def __init__(self) -> None:
+        self.of_cuts: dict[tuple[Cut, tuple[str, ...]], LocalSteps] = {}
+
+    def __reduce__(self) -> tuple[type[Left], tuple[()]]:
+        return Left, ()
+
+
+def come_again(method: Training, task: Task) -> bool:
+    """Whether other clients are likely to take the same steps on other examples, in this process."""
+    local, cut = method.local, task.patch.cut
+    plain = local.accumulate == 1 and local.precision == "float32" and cut.mask is None
+    on_cpu = all(value.device.type == "cpu" for value in task.patch.values.values())
+    return method.alike and plain and cut.width is not None and on_cpu
+
+
+def batches(
+    local: LocalTraining, task: Task, data: Examples, *, skip_single: bool, place: Place | None = None
+) -> Iterator[Batch]:
+    """Shuffled batches for the given number of epochs or steps; ``place`` is where they are gathered, as it says.
 
     A remainder of one example is left out where ``skip_single`` is set: batch norm has no variance to divide by.
     """
+    augment = augmenting(task, data)
+    for rows in runs(local, task, data, skip_single=skip_single):
+        yield data.at(rows, generator=augment, place=None if place is None else place(rows.shape[0]))
+
+
+def runs(local: LocalTraining, task: Task, data: Examples, *, skip_single: bool) -> Iterator[Tensor]:
+    """The rows of these batches."""
     order = task.seeds.torch("batches", client=task.client.id, round=task.round)
-    augment = None  # a generator costs as much as a short step, and most data is not augmented
-    if data.preparation is not None:
-        augment = task.seeds.torch("augment", client=task.client.id, round=task.round)
     step, epoch = 0, 0
     while epoch < local.epochs if local.steps is None else step < local.steps:
         shuffled = torch.randperm(len(data), generator=order)
-        for batch in data.split(shuffled, local.batch_size, generator=augment, skip_single=skip_single):
-            yield batch
+        for rows in data.runs(shuffled, local.batch_size, skip_single=skip_single):
+            yield rows
             step += 1
             if step == local.steps:
                 return
@@ -194,36 +109,8 @@ def batches(local: LocalTraining, task: Task, data: Examples, *, skip_single: bo
             raise Diverged(f"client {task.client.id} has {len(data)} example(s): too few for one batch")
 
 
-def parts_of(batch: Batch, count: int, least: int = 1) -> Iterator[tuple[Batch, float]]:
-    """A batch in so many parts of nearly equal size, each with its share of the examples; none below ``least``."""
-    examples = batch_size(batch)
-    count = max(1, min(count, examples // least))
-    if count == 1:
-        yield batch, 1.0
-        return
-    for rows in torch.arange(examples, device=target_of(batch).device).tensor_split(count):
-        yield map_tensors(batch, partial(torch.index_select, dim=0, index=rows)), len(rows) / examples
-
-
-def needs_pairs(model: ElasticModel) -> bool:
-    """Whether a single example cannot be trained on; batch norm needs two whether or not it tracks statistics."""
-    return model.once(
-        "needs pairs", lambda: any(isinstance(layer, _BatchNorm) for layer in model.module.modules())
-    )
-
-
-def _leaf(value: Tensor, trainable: bool, layout: torch.memory_format) -> Tensor:
-    """A copy to train on; only a copy changes the strides of 1 x 1 weights, which are right for both layouts."""
-    images = value.dim() == 4
-    copied = value.detach().clone(memory_format=layout if images else torch.contiguous_format)
-    return copied.requires_grad_(trainable)
-
-
-def _laid_out(value: Tensor, layout: torch.memory_format) -> bool:
-    """Whether a gathered tensor is in the layout to train in: listed positions are gathered into the ordinary one.
-
-    Strides decide: PyTorch calls a tensor with one input channel contiguous in both layouts, but runs it in the other.
-    """
-    if value.dim() != 4 or layout != torch.channels_last:
-        return True
-    return value.stride(1) == 1 and value.stride(3) == value.shape[1]
+def augmenting(task: Task, data: Examples) -> torch.Generator | None:
+    """What augmentation draws from: none where nothing is done to examples, as it costs as much as a short step."""
+    if data.preparation is None:
+        return None
+    return task.seeds.torch("augment", client=task.client.id, round=task.round)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,11 @@ def inputs_of(batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return tuple(batch[:-1]), {}
 
 
+def values_of(batch: Batch) -> Sequence[Tensor]:
+    """The tensors of a batch, in their order."""
+    return list(batch.values()) if isinstance(batch, dict) else batch
+
+
 def batch_size(batch: Batch) -> int:
     """How many examples a batch holds."""
     return target_of(batch).shape[0]
@@ -82,7 +87,7 @@ class Examples:
     preparation: Preparation | None = None
 
     def __post_init__(self) -> None:
-        values = list(self.columns.values()) if isinstance(self.columns, dict) else list(self.columns)
+        values = values_of(self.columns)
         if len(values) < 2:
             raise FedtailorError(
                 f"examples with {len(values)} column(s): expected at least an input and a target"
@@ -91,7 +96,7 @@ class Examples:
             raise FedtailorError(
                 "examples with a column that is a single number: expected one entry per example"
             )
-        lengths = {len(value) for value in values}
+        lengths = {value.shape[0] for value in values}
         if len(lengths) != 1:
             raise FedtailorError(
                 f"examples with columns of lengths {sorted(lengths)}: expected equal lengths"
@@ -124,7 +129,8 @@ class Examples:
         return cls(columns_of_dataset(dataset), preparation=preparation)
 
     def __len__(self) -> int:
-        return len(target_of(self.columns)) if self.indices is None else len(self.indices)
+        held = target_of(self.columns) if self.indices is None else self.indices
+        return held.shape[0]
 
     def __repr__(self) -> str:
         columns = (
@@ -154,18 +160,37 @@ class Examples:
         """The prepared batch at these positions among the held examples; a generator allows augmentation."""
         return self._prepared(self._rows(indices), generator)
 
-    def split(
-        self, order: Tensor, size: int, *, generator: torch.Generator | None = None, skip_single: bool = False
-    ) -> Iterator[Batch]:
-        """``take`` for one run of ``size`` positions after the other; a last run of one may be skipped."""
+    def runs(self, order: Tensor, size: int, *, skip_single: bool = False) -> Iterator[Tensor]:
+        """One run of ``size`` positions after the other, as rows of the columns; a last run of one may be skipped."""
         for rows in self._rows(order).split(size):
             if not (skip_single and rows.shape[0] == 1):
-                yield self._prepared(rows, generator)
+                yield rows
+
+    def at(
+        self, rows: Tensor, *, generator: torch.Generator | None = None, place: Batch | None = None
+    ) -> Batch:
+        """The prepared batch of these rows of the columns; ``place``: tensors to fill, where they fit."""
+        if place is None or self.preparation is not None or not self._fits(place):
+            return self._prepared(rows, generator)
+        for column, where in zip(values_of(self.columns), values_of(place), strict=True):
+            torch.index_select(column, 0, rows, out=where)
+        return place
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether rows of the columns may be written to these tensors as they are."""
+        own, others = values_of(self.columns), values_of(batch)
+        return len(own) == len(others) and all(
+            a.dtype is b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(own, others, strict=True)
+        )
 
     def _rows(self, indices: Tensor) -> Tensor:
         """Where positions among the held examples lie in the columns."""
         rows = indices.to(self.device)
         return rows if self.indices is None else self.indices.index_select(0, rows)
+
+    def lies_with(self, other: Examples) -> bool:
+        """Whether rows of both are rows of the same columns, and nothing else is done to either."""
+        return self.columns is other.columns and self.preparation is None and other.preparation is None
 
     def _prepared(self, rows: Tensor, generator: torch.Generator | None) -> Batch:
         batch: Batch
@@ -180,11 +205,11 @@ class Examples:
     def subset(self, indices: Tensor | np.ndarray[Any, Any] | list[int]) -> Examples:
         """The examples at ``indices`` as a data set of their own; the columns are shared, not copied."""
         rows = as_tensor(indices).to(device=self.device, dtype=torch.int64)
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
-            raise FedtailorError(
-                f"indices {int(rows.min())} to {int(rows.max())}: expected 0 to {len(self) - 1}"
-            )
-        return replace(self, indices=rows if self.indices is None else self.indices.index_select(0, rows))
+        low, high = (each.item() for each in rows.aminmax()) if rows.numel() else (0, len(self) - 1)
+        if not 0 <= low <= high < len(self):
+            raise FedtailorError(f"indices {low} to {high}: expected 0 to {len(self) - 1}")
+        rows = rows if self.indices is None else self.indices.index_select(0, rows)
+        return Examples(self.columns, rows, self.preparation)
 
     def prepared_by(self, preparation: Preparation | None) -> Examples:
         """The same examples with another preparation."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-from fedtailor.client.training import Diverged
+from fedtailor.client.local_steps import Diverged
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
@@ -134,7 +133,7 @@ def _checked(task: Task, found: Update | Diverged) -> Answer:
         return Refused(task.client.id, task.round, reason, detail)
     if found.client != task.client.id:
         return Refused(task.client.id, task.round, "wrong-client", f"answers for client {found.client}")
-    return replace(found, nonce=task.lease.nonce)
+    return found.marked(task.lease.nonce)
 
 
 def is_exhaustion(error: BaseException) -> bool:

@@ -44,7 +44,10 @@ class Sent:
     values: dict[str, Tensor | None]  # None: nothing of that name was sent
     shared: dict[str, Tensor]  # those of which something was
     row: Tensor | None  # the same, one behind the other, where that is all that comes back
-    sizes: list[int]  # how many numbers each of them has
+    moved: (
+        Tensor | None
+    )  # where the difference to a row is put: memory that is asked for anew costs more than that
+    parts: Sequence[Tensor]  # its tensors
     root: float
     count: float  # root of how many numbers that are
 
@@ -111,8 +114,8 @@ def _sizes(before: Sent, got: Patch) -> Sizes:
     if not before.values:
         return Sizes(0.0, 0.0)
     if got.row is not None and before.row is not None and got.row.shape == before.row.shape:
-        steps = (got.row - before.row).split(before.sizes)
-        return Sizes(_root(steps) / before.count, before.root / before.count)
+        torch.sub(got.row, before.row, out=before.moved)
+        return Sizes(_root(before.parts) / before.count, before.root / before.count)
     new = [got.values[name] for name in before.shared]
     moved = torch._foreach_sub(new, list(before.shared.values())) if new else ()
     beside = (got.values[name] for name, old in before.values.items() if old is None)
@@ -133,8 +136,9 @@ def _sent(sent: Patch, got: Patch, model: ElasticModel, suffixes: tuple[str, ...
     row = (
         torch.cat([value.reshape(-1) for value in shared.values()]) if whole and got.row is not None else None
     )
-    sizes = [value.numel() for value in shared.values()]
-    return Sent(frozenset(own), before, shared, row, sizes, _root(list(shared.values())), count)
+    moved = None if row is None else torch.empty_like(row)
+    parts = () if moved is None else moved.split([value.numel() for value in shared.values()])
+    return Sent(frozenset(own), before, shared, row, moved, parts, _root(list(shared.values())), count)
 
 
 def _root(tensors: Sequence[Tensor]) -> float:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor
+from fedtailor.client.local_steps import LocalSteps
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.selections import prefix
 from fedtailor.elasticity.front_door import elastic

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedtailor.client.local_steps import LocalSteps
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import LocalSteps
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.elasticity.front_door import elastic
 from fedtailor.errors import FedtailorError

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtailor.client.local_steps import LocalSteps
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import LocalSteps
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut

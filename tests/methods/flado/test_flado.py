@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fedtailor.client import training
+from fedtailor.client.local_steps import Diverged
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.training import Diverged
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.costing.expected import expected_macs, project, uniform_probability
 from fedtailor.elasticity.cutting.cut import Cut

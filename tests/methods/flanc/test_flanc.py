@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client import training
+from fedtailor.client.local_steps import LocalSteps
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.budget import Budget
@@ -186,7 +187,7 @@ def test_the_basis_learns_from_a_client_of_any_width(form):
     state = method.init(model)
     for width in (0.25, 0.5, 0.75, 1):
         task = method.assign(state, client(0, width=width), model, Seeds(0))
-        steps = training.LocalSteps(method, task, model)
+        steps = LocalSteps(method, task, model)
         batch = data.client(0).take(torch.arange(6))
         leaves = steps._leaves(task.patch.cut)
         answer = method.forward(leaves, task.patch.cut, batch, task, model)

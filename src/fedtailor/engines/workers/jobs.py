@@ -7,7 +7,7 @@ their answers in what the tensors hold. A hundred of them as values of their own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from fedtailor.engines.values import (
     task_of,
     task_value,
 )
-from fedtailor.messages import Task, Update
+from fedtailor.messages import Client, Task, Update
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,15 @@ def tasks_of(value: Mapping[str, Any], patch: Mapping[str, Tensor]) -> list[Task
     if "tasks" in value:
         return [task_of(each, patch) for each in value["tasks"]]
     first = task_of(value["first"], patch)
+    client, lease = first.client, first.lease
     return [
-        replace(
-            first,
-            client=replace(first.client, id=number, num_examples=examples, slot=slot),
-            lease=replace(first.lease, nonce=nonce),
-            memory={},
+        Task(
+            client=Client(number, client.tier, client.budget, examples, slot),
+            round=first.round,
+            patch=first.patch,
+            lease=lease.with_nonce(nonce),
+            seeds=first.seeds,
+            action=first.action,
             memory_round=memory_round,
         )
         for number, examples, slot, nonce, memory_round in value["own"]

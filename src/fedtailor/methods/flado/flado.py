@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.client.training import Diverged
+from fedtailor.client.local_steps import Diverged
 from fedtailor.data.batches import Examples
 from fedtailor.elasticity.costing.cost import Cost
 from fedtailor.elasticity.cutting.unit_vectors import Vector

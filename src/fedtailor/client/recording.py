@@ -1,0 +1,224 @@
+"""Makes the tape of a step: what PyTorch did in it, below autograd, less what need not be done again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedtailor.client.tape import Operation, Step, Tape
+from fedtailor.data.batches import Batch, map_tensors
+from fedtailor.seeds import Seeds
+
+MOST_BYTES = 2**20  # of results: beyond, a step is long enough by itself, and memory would be kept
+MOST_CALLS = 300
+# Operations that only make a tensor, which stays as it is unless one that follows writes to it
+MAKERS = frozenset(
+    {"ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "ones",
+     "zeros", "full", "arange", "scalar_tensor", "empty", "empty_strided", "new_empty_strided"}
+)  # fmt: skip
+UNFIT = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+class Unrecordable(Exception):  # noqa: N818  (a step that is run as it is)
+    """A step that cannot be run from a tape."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation of a step, on which tensors, and what came of it."""
+
+    operation: Any  # torch._ops.OpOverload, which PyTorch does not export by name
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[Tensor | None, ...]  # None: what was not asked for
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes what PyTorch does inside the block, below autograd: backward passes too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep PyTorch's compiler away would load it, which takes a second."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        results = found if isinstance(found, tuple | list) else (found,)
+        if any(tag in func.tags for tag in UNFIT) or not all(_is_plain(each) for each in results):
+            raise Unrecordable(str(func))
+        self.calls.append(Call(func, args, kwargs or {}, tuple(results)))
+        self.bytes += sum(each.nbytes for each in results if each is not None and not _shares(each, args))
+        if len(self.calls) > MOST_CALLS or self.bytes > MOST_BYTES:
+            raise Unrecordable("too long, or too large")
+        return found
+
+
+def recorded(step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor]) -> Tape | None:
+    """The tape of a step on leaves that stay where they are; None where there can be none.
+
+    ``held`` are all tensors that a step may change, the leaves among them. None of them is changed when this returns,
+    nor is PyTorch's generator.
+    """
+    before = [value.detach().clone() for value in held]
+    try:
+        with Seeds(0).scope("recording"):
+            return _recorded(step, batch, leaves, held, before)
+    except (Unrecordable, RuntimeError, TypeError):  # also what a recorder cannot follow
+        return None
+    finally:
+        for leaf in leaves:
+            leaf.grad = None
+        _put_back(held, before)
+
+
+def _recorded(
+    step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor], before: Sequence[Tensor]
+) -> Tape | None:
+    loss = step(batch)
+    loss.backward()
+    gradients = [_taken(leaf) for leaf in leaves]
+    truth = [loss.detach(), *gradients, *(value.detach().clone() for value in held)]
+    _put_back(held, before)
+    tape = _tape_of(step, map_tensors(batch, torch.clone), leaves)
+    _put_back(held, before)
+    tape.run(batch)
+    return tape if _same(truth, [tape.loss, *tape.gradients, *held]) else None
+
+
+def _tape_of(step: Step, inputs: Batch, leaves: Sequence[Tensor]) -> Tape:
+    recorder = _Recorder()
+    with recorder:
+        loss = step(inputs)
+        gradients = torch.autograd.grad(
+            loss, leaves
+        )  # and not backward, which copies what it does not own alone
+    return Tape(tuple(_operations(recorder.calls)), inputs, loss.detach(), list(gradients))
+
+
+def _taken(leaf: Tensor) -> Tensor:
+    """The gradient that a step has left on a leaf."""
+    gradient, leaf.grad = leaf.grad, None
+    if gradient is None or gradient.is_sparse:
+        raise Unrecordable("a weight without a gradient, or with a sparse one")
+    return gradient
+
+
+@torch.no_grad()
+def _put_back(held: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for each, value in zip(held, values, strict=True):
+        each.copy_(value)
+
+
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether two outcomes have the same bits, in the same layout."""
+    return all(
+        a.stride() == b.stride() and a.dtype == b.dtype and torch.equal(a, b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@torch.no_grad()
+def _operations(calls: Sequence[Call]) -> Iterator[Operation]:
+    """What is left to run of what was recorded; each is run once, to find out whether it can be."""
+    written = {
+        _memory(value) for call in calls if call.operation._schema.is_mutable for value in _written(call)
+    }
+    for call in calls:
+        if not call.operation._schema.is_mutable:
+            name = call.operation._schema.name.removeprefix("aten::")
+            made = name in MAKERS
+            results = [value for value in call.results if value is not None and value.numel()]
+            if made and ("empty" in name or not any(_memory(value) in written for value in results)):
+                continue  # as it was
+            if made:
+                raise Unrecordable(f"{call.operation} makes what others write to")
+            if all(_shares(value, call.args) for value in results):
+                continue  # a view
+        yield next(_working(call))
+
+
+def _working(call: Call) -> Iterator[Operation]:
+    """The ways to run a call that work, the fastest first."""
+    for operation in _ways(call):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                operation()
+            except (RuntimeError, TypeError, Warning):  # takes other arguments, or has no kernel
+                continue
+        yield operation
+    raise Unrecordable(str(call.operation))
+
+
+def _ways(call: Call) -> Iterator[Operation]:
+    """Into the tensors that were recorded: by PyTorch's own function, by the operation's, or by copying."""
+    operation, args, kwargs, results = call.operation, call.args, call.kwargs, call.results
+    if operation._schema.is_mutable:
+        yield partial(operation, *args, **kwargs)
+        return
+    name = operation._schema.name.removeprefix("aten::")
+    if name == "relu":  # PyTorch has none that writes where it is told; this is what it calls
+        yield partial(torch.clamp_min, *args, 0, out=results[0])
+    function = getattr(torch._C._VariableFunctions, name, None)
+    if function is not None and len(results) == 1:
+        yield partial(function, *args, **kwargs, out=results[0])
+    for other, places in _writing(operation) if None not in results else ():
+        if len(places) == len(results):
+            yield partial(other, *args, **kwargs, **dict(zip(places, results, strict=True)))
+    yield partial(_copied, operation, args, kwargs, results)
+
+
+def _writing(operation: Any) -> Iterator[tuple[Any, list[str]]]:
+    """The operations of the same arguments that write where they are told, and how they call those places."""
+    asked = [(each.name, str(each.type)) for each in operation._schema.arguments]
+    packet = operation.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        places = [each.name for each in other._schema.arguments if each.is_out]
+        others = [(each.name, str(each.type)) for each in other._schema.arguments if not each.is_out]
+        if places and others == asked:
+            yield other, places
+
+
+def _copied(operation: Any, args: Any, kwargs: Any, results: Sequence[Tensor | None]) -> None:
+    found = operation(*args, **kwargs)
+    for place, value in zip(results, found if isinstance(found, tuple | list) else (found,), strict=True):
+        if place is not None:
+            place.copy_(value)
+
+
+def _written(call: Call) -> Iterator[Tensor]:
+    """What a call writes to."""
+    for place, argument in enumerate(call.operation._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = call.args[place] if place < len(call.args) else call.kwargs.get(argument.name)
+            yield from value if isinstance(value, list) else [value] if isinstance(value, Tensor) else []
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or (isinstance(value, Tensor) and value.layout == torch.strided)
+
+
+def _shares(value: Tensor, others: object) -> bool:
+    """Whether a tensor lies in the memory of one of these."""
+    if isinstance(others, Tensor):
+        return others.layout == torch.strided and _memory(others) == _memory(value)
+    return isinstance(others, tuple | list) and any(_shares(value, each) for each in others)
+
+
+def _memory(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
