@@ -153,12 +153,15 @@ class LocalSteps:
 
     def trained(self) -> Patch:
         """What goes back to the server."""
-        names, held = self.task.lease.names, {n: value.detach() for n, value in self.held.items()}
-        if self.stays:  # with the next client, who writes to it
-            own = {n: v.clone(memory_format=torch.contiguous_format) for n, v in held.items() if n in names}
-        else:
-            own = {n: value.contiguous() for n, value in held.items() if n in names}
-        return Patch(own, self.cut)
+        names = self.task.lease.names
+        own = {n: value.detach() for n, value in self.held.items() if n in names}
+        if not self.stays:
+            return Patch({n: value.contiguous() for n, value in own.items()}, self.cut)
+        # What is held stays with the next client, who writes to it
+        if own and len({value.dtype for value in own.values()}) == 1:
+            row = torch.cat([value.reshape(-1) for value in own.values()])
+            return Patch.of_row(row, {n: value.shape for n, value in own.items()}, self.cut)
+        return Patch({n: v.clone(memory_format=torch.contiguous_format) for n, v in own.items()}, self.cut)
 
     def _leaves(self, inner: Cut, again: bool = False) -> Weights:
         """What one network of a step runs on: weights at its cut, and statistics only if they belong to its width.

@@ -62,7 +62,7 @@ def train_together(
             for (_, rate), those in _side_by_side(flock, waiting, step).items():
                 flock.take(step, list(those), table.batch(those), rate)
             step += 1
-    return [flock.outcome(number) for number in range(len(tasks))]
+    return flock.outcomes()
 
 
 def _side_by_side(
@@ -128,10 +128,13 @@ class _Flock:
         self.lost: list[Diverged | None] = [None] * size
         self.totals, self.examples = [0.0] * size, [0] * size
         self.everyone = list(range(size))
+        self.same_rate = self.local.rate(tasks[0].round) if self.local.same_in_round else None
 
     def rate(self, number: int, step: int) -> float:
         """The learning rate of a client's step."""
         task = self.tasks[number]
+        if self.same_rate is not None:
+            return self.same_rate
         return self.local.rate(task.round, step, max(1, self.local.steps_for(task.client.num_examples)))
 
     def take(self, step: int, rows: list[int], batch: Batch, rate: float) -> None:
@@ -195,16 +198,34 @@ class _Flock:
                 dampening=0.0, nesterov=self.local.nesterov, maximize=False, foreach=True,
             )  # fmt: skip
 
-    def outcome(self, number: int) -> Trained | Diverged:
-        """What one client sends back, and its mean loss."""
-        lost = self.lost[number]
-        if lost is not None:
-            return lost
-        names, examples = self.tasks[number].lease.names, self.examples[number]
+    def outcomes(self) -> list[Trained | Diverged]:
+        """What clients send back, each with its mean loss; or that they have left the numbers."""
+        examples = [max(1, each) for each in self.examples]
+        return [
+            lost or (patch, {"loss": self.totals[n] / examples[n], "examples": float(self.examples[n])})
+            for n, (lost, patch) in enumerate(zip(self.lost, self._patches(), strict=True))
+        ]
+
+    def _patches(self) -> list[Patch]:
+        sent, leased = self.tasks[0].patch.values, [task.lease.names for task in self.tasks]
+        if any(names != leased[0] for names in leased):
+            return [self._patch(number, names) for number, names in enumerate(leased)]
+        values = {n: value for n, value in sent.items() if n in leased[0]}
+        if len({value.dtype for value in values.values()}) != 1:
+            return [self._patch(number, names) for number, names in enumerate(leased)]
+        # All in one table, as which they travel
+        size = sum(value.numel() for value in values.values())
+        first = next(iter(values.values()))
+        table, start = first.new_empty(len(self.tasks), size), 0
+        for name, value in values.items():
+            stop = start + value.numel()
+            table[:, start:stop].view(-1, *value.shape).copy_(self.held.get(name, value))
+            start = stop
+        return Patch.of_rows([table], {n: (0, value.shape) for n, value in values.items()}, self.cut)
+
+    def _patch(self, number: int, names: frozenset[str]) -> Patch:
         values = {**self.fixed, **{n: value[number] for n, value in self.held.items()}}
-        patch = Patch({n: values[n] for n in self.tasks[number].patch.values if n in names}, self.cut)
-        metrics = {"loss": self.totals[number] / max(1, examples), "examples": float(examples)}
-        return patch, metrics
+        return Patch({n: values[n] for n in self.tasks[number].patch.values if n in names}, self.cut)
 
 
 def _ordered(value: Tensor, order: Sequence[int] | None) -> Tensor:

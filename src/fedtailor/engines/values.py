@@ -74,11 +74,13 @@ def task_of(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Task:
     number, tier, num_examples, place = value["client"]
     names, cut, partial = value["lease"]
     levels = levels_of(value["levels"])
+    held = cut_from(value["cut"], levels)
+    leased = held if cut == value["cut"] else cut_from(cut, levels)
     return Task(
         client=Client(number, tier, Budget(**value["budget"]), num_examples, place),
         round=value["round"],
-        patch=Patch(dict(patch), cut_from(value["cut"], levels)),
-        lease=Lease(frozenset(names), cut_from(cut, levels), frozenset(partial), *value["limits"]),
+        patch=Patch(dict(patch), held),
+        lease=Lease(frozenset(names), leased, frozenset(partial), *value["limits"]),
         seeds=Seeds(int(value["seeds"])),
         action=value["action"],
         memory=value["memory"],

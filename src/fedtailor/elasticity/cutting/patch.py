@@ -34,6 +34,9 @@ class Patch:
     cut: Cut
     # The same numbers, one tensor behind the other, where they came as one row: what is done to all is one operation
     row: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    # The table that the row is in, and its number there
+    table: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    place: int = field(default=0, init=False, repr=False, compare=False)
 
     @classmethod
     def of_rows(cls, tables: Sequence[Tensor], columns: Mapping[str, Column], cut: Cut) -> list[Patch]:
@@ -56,9 +59,23 @@ class Patch:
             for place in range(len(tables[0]))
         ]
         if len(tables) == 1:
-            for patch, row in zip(patches, tables[0].unbind(0), strict=True):
-                object.__setattr__(patch, "row", row)
+            for place, (patch, row) in enumerate(zip(patches, tables[0].unbind(0), strict=True)):
+                vars(patch).update(row=row, table=tables[0], place=place)
         return patches
+
+    @classmethod
+    def of_row(cls, row: Tensor, shapes: Mapping[str, Sequence[int]], cut: Cut) -> Patch:
+        """A patch whose tensors are views of one row.
+
+        >>> patch = Patch.of_row(torch.arange(3.0), {"a": [1], "b": [2, 1]}, Cut.everything())
+        >>> patch.values["b"].tolist()
+        [[1.0], [2.0]]
+        """
+        parts = row.split([math.prod(shape) for shape in shapes.values()])
+        values = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        patch = cls(values, cut)
+        vars(patch).update(row=row)
+        return patch
 
     @property
     def runs(self) -> list[tuple[int, int]]:

@@ -159,6 +159,8 @@ class Pieces:
 
     def part(self, patch: Patch, inner: Cut) -> Patch:
         """As ``narrow``, with the tensors that stand beside the model's as they are."""
+        if inner is patch.cut:
+            return patch
         if inner == patch.cut:
             return Patch(patch.values, inner)
         beside = {name: value for name, value in patch.values.items() if is_tagged(name)}

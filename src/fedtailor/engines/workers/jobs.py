@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -126,6 +126,15 @@ def answers_value(answers: Sequence[Answer]) -> Value:
 
 def _table(updates: Sequence[Update], dtype: torch.dtype) -> Tensor:
     """All numbers of a type, a row for each update."""
+    rows = [each.patch.row for each in updates if each.patch.row is not None]
+    if len(rows) == len(updates):
+        table = updates[0].patch.table
+        whole = table is not None and table.shape[0] == len(updates)
+        if whole and all(
+            each.patch.table is table and each.patch.place == n for n, each in enumerate(updates)
+        ):
+            return cast(Tensor, table)
+        return torch.stack(rows)
     numbers = [v.reshape(-1) for each in updates for v in each.patch.values.values() if v.dtype == dtype]
     return torch.cat(numbers).view(len(updates), -1)
 
