@@ -64,7 +64,11 @@ class SharedMemory:
             self.descriptor = -1
 
     def _reserve(self, size: int) -> None:
-        """Make the file longer and its memory real: a process that writes where there is none is killed."""
+        """Make the file longer and its memory real: a process that writes where there is none is killed.
+
+        In whole pages, which it takes anyway: an answer that is a digit longer than the last asks for nothing.
+        """
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             os.ftruncate(self.descriptor, size)
             if hasattr(os, "posix_fallocate"):
