@@ -57,7 +57,9 @@ class Odd(Method):
     def tell(self, habit: str, *, client: int = 2, again: bool = False) -> Method:
         """From now on a client has a habit."""
         (Path(self.folder) / "done").unlink(missing_ok=True)
-        (Path(self.folder) / "habit").write_text(f"{client} {habit} {int(again)}", encoding="ascii")
+        new = Path(self.folder) / "new"
+        new.write_text(f"{client} {habit} {int(again)}", encoding="ascii")
+        new.replace(Path(self.folder) / "habit")  # at once: clients may be reading it
         return self
 
     @property
@@ -89,11 +91,18 @@ class Odd(Method):
     def _kill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def _late_kill(self) -> None:
+        time.sleep(0.5)
+        self._kill()
+
     def _stop(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _sleep(self) -> None:
         time.sleep(120)
+
+    def _nap(self) -> None:
+        time.sleep(1.5)
 
     def _raise(self) -> None:
         raise ZeroDivisionError("the user's own mistake")

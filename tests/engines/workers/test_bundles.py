@@ -11,6 +11,7 @@ import pytest
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.workers import piles
 from fedtailor.engines.workers import process as worker_process
+from fedtailor.engines.workers.jobs import Job
 from fedtailor.engines.workers.piles import TINY_EFFORT, TRIES, Lost, Pile, bundled
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.engines.workers.process import WorkerProcess
@@ -87,18 +88,23 @@ def pool(method) -> Iterator[WorkerPool]:
 def given_in(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[int], dict[int, Update | Refused]]:
-    """How many tasks went out together each time, and what came back."""
-    sizes, give = [], WorkerProcess.give
+    """How many tasks went out together each time, and what came back.
+
+    A job that waited for a worker which never began with it goes out again, and counts once.
+    """
+    given: list[Job] = []
+    give = WorkerProcess.give
 
     def note(self, job):
-        sizes.append(len(job.tasks))
+        if not any(job is each for each in given):
+            given.append(job)
         give(self, job)
 
     with monkeypatch.context() as patched:
         patched.setattr(WorkerProcess, "give", note)
         answers = {answer.client: answer for answer in pool.run(tasks()) if answer is not None}
     assert sorted(answers) == list(range(COUNT))
-    return sizes, answers
+    return [len(job.tasks) for job in given], answers
 
 
 def check(answers: dict[int, Update | Refused], method: Odd, without: set[int]) -> None:

@@ -25,7 +25,7 @@ time.sleep(60)
 PARENT = """
 import os, subprocess, sys
 boot, path, mailbox = sys.argv[1:]
-words = [sys.executable, "-c", boot, path, mailbox, "0", "0", str(os.getpid()), {by_signal!r}]
+words = [sys.executable, "-c", boot, path, "0", "0", str(os.getpid()), {by_signal!r}, mailbox]
 subprocess.Popen(words, pass_fds=[int(mailbox)]).wait()
 """
 

@@ -23,7 +23,7 @@ from fedtailor.engines.workers import process as worker_process
 from fedtailor.engines.workers.piles import Lost
 from fedtailor.engines.workers.pool import WorkerPool
 from fedtailor.engines.workers.process import WorkerProcess
-from fedtailor.engines.workers.worker import report_failure
+from fedtailor.engines.workers.worker import MAILBOXES, report_failure
 from fedtailor.errors import FedtailorError
 from fedtailor.messages import Lease, Refused, Update
 from fedtailor.seeds import Seeds
@@ -156,11 +156,12 @@ def test_a_patch_that_many_tasks_share_is_written_once(pool, method, monkeypatch
         return write(self, start, pieces)
 
     (task, *_) = tasks_for(method)
-    tasks = [replace(task, client=replace(task.client, id=number)) for number in range(4)]
+    tasks = [replace(task, client=replace(task.client, id=number % 4)) for number in range(12)]
+    monkeypatch.setattr(pool, "_bundles", False)
     monkeypatch.setattr(worker_process.SharedMemory, "write", note)
-    assert len([answer for answer in pool.run(tasks) if answer is not None]) == 4
-    assert written.count(worker_process.START) <= 2  # at most once for each worker
-    assert len(written) >= 5
+    assert len([answer for answer in pool.run(tasks) if answer is not None]) == 12
+    assert written.count(worker_process.START) <= 2 * MAILBOXES  # at most once for each mailbox of a worker
+    assert len(written) >= 13
 
 
 def test_nothing_to_do_is_done_at_once(pool):

@@ -43,6 +43,11 @@ class Job:
     together: bool = False  # the tasks are trained at once, and stay together
 
     @property
+    def nbytes(self) -> int:
+        """How much memory its tensors take."""
+        return sum(value.nbytes for each in self.tensors for value in each.values())
+
+    @property
     def parts(self) -> list[Job]:
         """Its tasks as jobs of their own."""
         share = self.effort // max(1, len(self.tasks))

@@ -20,13 +20,15 @@ TRIES = 2  # how often a job is given out before it is lost
 SHARES = 4  # jobs for each worker at least: one that is slower than the others is given fewer of them
 TINY_EFFORT = 100_000_000  # multiply-accumulates forward: about fifty milliseconds of training
 BUNDLE_BYTES = 8 * 2**20  # of answers that are left in a mailbox together
+AHEAD_BYTES = 8 * 2**20  # of a job that waits in a mailbox: more than that trains for longer than any wait
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, and with it what it was at."""
+    """A worker is gone, and with it what it was at; a job that waited behind that has not begun."""
 
     cause: str
+    waiting: Job | None = None
 
 
 class Pile:
@@ -54,15 +56,38 @@ class Pile:
         """The one that waits for the next worker."""
         return self._waiting[0]
 
+    def may_wait(self, behind: Job | None, workers: int) -> bool:
+        """Whether the next one may be given to a worker that is at another job, to be there when that is done.
+
+        Only while there is so much behind it that the other workers are busy until then: the last jobs go to whoever is
+        free first. And not behind a job of another pile, of which nobody can tell how long it takes in comparison.
+        """
+        if behind is None or behind not in self or len(self) <= workers:
+            return False
+        wanted = workers * behind.effort
+        for job in itertools.islice(self._waiting, 1, None):  # no further than need be: many may wait
+            wanted -= job.effort
+            if wanted <= 0:
+                return self.next.nbytes <= AHEAD_BYTES
+        return False
+
     def given(self) -> None:
         """A worker has the next one."""
         self._tries[id(self._waiting.popleft())] += 1
 
+    def taken_back(self, job: Job) -> None:
+        """A worker had it, but has not begun with it."""
+        self._waiting.appendleft(job)
+        self._tries[id(job)] -= 1
+
     def settle(self, job: Job, result: Value | Lost) -> bool:
         """What came of a job; False if it was lost and waits again, its tasks one by one: any may be why.
 
-        Tasks that are trained together stay so: apart they would round otherwise.
+        Tasks that are trained together stay so: apart they would round otherwise. A job that waited behind the lost one
+        waits here again.
         """
+        if isinstance(result, Lost) and result.waiting is not None:
+            self.taken_back(result.waiting)
         if isinstance(result, Lost) and self._tries[id(job)] < TRIES:
             again = [job] if len(job.tasks) < 2 or job.together else self._apart(job)
             self._waiting.extendleft(again)

@@ -1,7 +1,8 @@
 """Clients in worker processes, one PyTorch thread each: all cores, the same bits as in one process.
 
 start   → luggage (method, module, groups, data) in shared memory, once for all workers
-task    → the patch and the rest in the wire format, in the worker's mailbox, longest task first; tiny ones together
+task    → the patch and the rest in the wire format, in a mailbox of the worker, longest task first; tiny ones together
+        while many wait, one task ahead: whoever has answered goes on at once
 worker  → method.perform → the answer in the wire format, in the mailbox
 a worker that dies → its task goes to another one, once; then the client is refused
 evaluation → in the same way, in runs of batches; aside: by workers that no task waits for, while the next round trains
@@ -13,6 +14,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from types import TracebackType
 
@@ -142,7 +144,7 @@ class WorkerPool:
         try:
             while pile.open:
                 self.start(len(pile) + len(self._busy()))
-                self._give_out(pile)
+                self._hand_over(pile)
                 if self._aside is not None:
                     self._give_out(self._aside.pile)
                 heard = self._heard(TICK_SECONDS)
@@ -151,7 +153,7 @@ class WorkerPool:
                 for worker in heard or self._workers.copy():
                     job = worker.job
                     result = self._listen(worker) if heard else self._look_after(worker)
-                    self._give_out(pile)  # before the caller looks at the answer: nobody waits for that
+                    self._hand_over(pile)  # before the caller looks at the answer: nobody waits for that
                     if job is None or job not in pile:
                         self._note_aside(job, result)
                     elif result is not None:
@@ -181,15 +183,23 @@ class WorkerPool:
         return cost.macs * task.client.num_examples
 
     def _busy(self) -> list[WorkerProcess]:
-        return [worker for worker in self._workers if worker.job is not None]
+        return [worker for worker in self._workers if worker.busy]
 
     def _heard(self, seconds: float) -> list[WorkerProcess]:
         """The workers that have said something, or hung up."""
         return wait(self._workers, seconds)  # type: ignore[arg-type, return-value]
 
+    def _hand_over(self, pile: Pile) -> None:
+        """To everybody a job; while many wait, one more, so that whoever has answered goes on at once."""
+        self._give_out(pile)
+        if pile:
+            self._give_ahead(pile)
+        elif self._take_back(pile):
+            self._give_out(pile)
+
     def _give_out(self, pile: Pile) -> None:
         for worker in self._workers.copy():
-            if pile and worker.ready and worker.job is None:
+            if pile and worker.ready and not worker.busy:
                 try:
                     with phase("transfer"):
                         worker.give(pile.next)
@@ -197,6 +207,23 @@ class WorkerPool:
                     self._remove(worker)
                 else:
                     pile.given()
+
+    def _give_ahead(self, pile: Pile) -> None:
+        """A job that waits for each worker that is at one of the same pile, while enough others wait for everybody."""
+        for worker in self._busy():
+            if not worker.full and pile.may_wait(worker.job, self.count):
+                # Who has hung up may have answered before: that is heard first, and then what became of it.
+                with suppress(Died), phase("transfer"):
+                    worker.give(pile.next)
+                    pile.given()
+
+    def _take_back(self, pile: Pile) -> bool:
+        """Nobody idles beside a job that waits behind another: a client may take longer than it should."""
+        idle = sum(worker.ready and not worker.busy for worker in self._workers)
+        behind = [worker for worker in self._workers if worker.waiting in pile][:idle]
+        for worker in behind:
+            pile.taken_back(worker.withdraw())
+        return bool(behind)
 
     def _listen(self, worker: WorkerProcess) -> Value | Lost | None:
         try:
@@ -223,7 +250,7 @@ class WorkerPool:
         self._remove(worker)
         if not worker.ready:
             self._starts.failed(cause)
-        return Lost(cause)
+        return Lost(cause, worker.waiting)
 
     def _remove(self, worker: WorkerProcess) -> None:
         self._workers.remove(worker)

@@ -1,9 +1,10 @@
 """A worker process: it builds the model once, then does one task after the other until its parent is gone.
 
-    parent → worker    number of the job | bytes of its tensors | bytes of the rest      both in the mailbox
-    worker → parent    kind | where the answer starts | its bytes                        in the mailbox too
+    parent → worker    number of the job | mailbox | bytes of its tensors | bytes of the rest      both in the mailbox
+    worker → parent    kind | mailbox | where the answer starts | its bytes                        in the same mailbox
 
-Only these three numbers go through the socket, so neither side ever waits for the other to read.
+Only these four numbers go through the socket, so neither side ever waits for the other to read. A worker has two
+mailboxes: in one lies the job that it is at, and then the answer; in the other the next job may wait.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -38,9 +40,11 @@ from fedtailor.objective import Objective
 from fedtailor.steps import Stopwatch, measured_by
 from fedtailor.storage.wire import decode, encode
 
-SIGNAL = struct.Struct("<QQQ")
+SIGNAL = struct.Struct("<QQQQ")
 READY, ANSWER, FAILED = range(3)
-START = LINE  # of the first message in a mailbox; the line before it is for signs of life
+MAILBOXES = 2  # of a worker
+START = LINE  # of the first message in a mailbox; what the line before it is for in the first mailbox, see lifeline
+WITHDRAWN = slice(8, 16)  # ... and there: the number of a job that waited and is not to be done any more
 
 Machine = dict[str, Any]
 
@@ -140,9 +144,9 @@ def _parts(examples: Examples, order: torch.Tensor, offsets: torch.Tensor) -> Pa
 class Desk:
     """Where a worker gets its tasks and puts its answers."""
 
-    def __init__(self, line: socket.socket, mailbox: SharedMemory) -> None:
-        self._line, self._mailbox = line, mailbox
-        self._free = START
+    def __init__(self, line: socket.socket, mailboxes: Sequence[SharedMemory]) -> None:
+        self._line, self._mailboxes = line, mailboxes
+        self._at, self._free = 0, START  # in which mailbox the next answer goes where
 
     def next_job(self) -> tuple[int, Value, Tensors] | None:
         """The number of the next job, what is to be done, and with which tensors; None when the parent has hung up."""
@@ -152,17 +156,20 @@ class Desk:
             if not more:
                 return None
             received += more
-        number, tensor_bytes, rest_bytes = SIGNAL.unpack(received)
+        number, self._at, tensor_bytes, rest_bytes = SIGNAL.unpack(received)
         rest = aligned(START + tensor_bytes)
         self._free = aligned(rest + rest_bytes)
-        with self._mailbox.view(self._free) as view:
+        if number == int.from_bytes(self._mailboxes[0].view(1)[WITHDRAWN], "little"):
+            self.put(ANSWER, [number, None, {}])
+            return self.next_job()
+        with self._mailboxes[self._at].view(self._free) as view:
             tensors = decode(view[START : START + tensor_bytes])
             return number, decode(view[rest : rest + rest_bytes]), tensors
 
     def put(self, kind: int, value: Any) -> None:
         """Leave a value for the parent."""
-        end = self._mailbox.write(self._free, encode(value))
-        self._line.sendall(SIGNAL.pack(kind, self._free, end - self._free))
+        end = self._mailboxes[self._at].write(self._free, encode(value))
+        self._line.sendall(SIGNAL.pack(kind, self._at, self._free, end - self._free))
 
 
 def report_failure(
@@ -178,10 +185,10 @@ def report_failure(
         desk.put(FAILED, "".join(traceback.format_exception(kind, error, trace)).strip())
 
 
-def main(mailbox: int, line: int, luggage: int) -> None:
+def main(mailboxes: Sequence[int], line: int, luggage: int) -> None:
     """The life of a worker, from the descriptors that it has inherited."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    desk = Desk(socket.socket(fileno=line), SharedMemory(descriptor=mailbox))
+    desk = Desk(socket.socket(fileno=line), [SharedMemory(descriptor=each) for each in mailboxes])
     sys.excepthook = lambda kind, error, trace: report_failure(desk, kind, error, trace)
     unpacked = Luggage(**unpack(SharedMemory(descriptor=luggage)))
     apply_settings(unpacked.machine)
