@@ -125,7 +125,7 @@ def content(answers: list[Any]) -> list[Any]:
 
 
 def tapes_of(model: ElasticModel) -> list[tape.Tape]:
-    kept = model.once("steps", training.Left).of_cuts.values()
+    kept = model.once("steps", training.Left).pieces.values()
     return [each for steps in kept if steps.tapes for each in steps.tapes.known.values() if each is not None]
 
 
@@ -204,8 +204,8 @@ def test_a_copy_of_a_model_begins_without_what_its_clients_have_left() -> None:
     method = FedAvg(local=LocalTraining(lr=0.3, batch_size=4))
     model, data = model_and_data("mlp")
     trained(method, model, data)
-    assert model.once("steps", training.Left).of_cuts
-    assert not copy.deepcopy(model).once("steps", training.Left).of_cuts
+    assert model.once("steps", training.Left).pieces
+    assert not copy.deepcopy(model).once("steps", training.Left).pieces
 
 
 def test_training_inside_training_has_steps_of_its_own() -> None:

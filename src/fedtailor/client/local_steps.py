@@ -101,7 +101,7 @@ class LocalSteps:
 
     def take(self, step: int, batch: Batch) -> float:
         """One step on one batch; returns its loss."""
-        if self.tapes is not None and (tape := self.tapes.of(batch, self._loss_of_all)) is not None:
+        if (tape := self._tape_of(batch)) is not None:
             value = self._finite(tape.run(batch), step)
             self.optimiser.step_by(tape.gradients, self.model, self.cut, self._rate_of(step))
             return value
@@ -123,6 +123,9 @@ class LocalSteps:
         if not math.isfinite(loss):
             raise Diverged(f"the loss of client {self.task.client.id} became {loss} in step {step}")
         return loss
+
+    def _tape_of(self, batch: Batch) -> Tape | None:
+        return None if self.tapes is None else self.tapes.of(batch_size(batch), batch, self._loss_of_all)
 
     def _loss_of_all(self, batch: Batch) -> Tensor:
         """Of a step of all that is held."""

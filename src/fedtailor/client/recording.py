@@ -16,7 +16,8 @@ from fedtailor.client.tape import Operation, Step, Tape
 from fedtailor.data.batches import Batch, map_tensors
 from fedtailor.seeds import Seeds
 
-MOST_BYTES = 2**20  # of results: beyond, a step is long enough by itself, and memory would be kept
+# Of results that are kept for a client: beyond, a step is long enough by itself; and for all who take it together
+MOST_BYTES, MOST_IN_ALL = 2**20, 2**26
 MOST_CALLS = 300
 # Operations that only make a tensor, which stays as it is unless one that follows writes to it
 MAKERS = frozenset(
@@ -43,10 +44,10 @@ class Call:
 class _Recorder(TorchDispatchMode):
     """Notes what PyTorch does inside the block, below autograd: backward passes too."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self.bytes = 0
+        self.bytes, self.most_bytes = 0, most_bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -62,13 +63,15 @@ class _Recorder(TorchDispatchMode):
             raise Unrecordable(str(func))
         self.calls.append(Call(func, args, kwargs or {}, tuple(results)))
         self.bytes += sum(each.nbytes for each in results if each is not None and not _shares(each, args))
-        if len(self.calls) > MOST_CALLS or self.bytes > MOST_BYTES:
+        if len(self.calls) > MOST_CALLS or self.bytes > self.most_bytes:
             raise Unrecordable("too long, or too large")
         return found
 
 
-def recorded(step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor]) -> Tape | None:
-    """The tape of a step on leaves that stay where they are; None where there can be none.
+def recorded(
+    step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor], clients: int = 1
+) -> Tape | None:
+    """The tape of a step, of so many clients, on leaves that stay where they are; None where there can be none.
 
     ``held`` are all tensors that a step may change, the leaves among them. None of them is changed when this returns,
     nor is PyTorch's generator.
@@ -76,7 +79,7 @@ def recorded(step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[
     before = [value.detach().clone() for value in held]
     try:
         with Seeds(0).scope("recording"):
-            return _recorded(step, batch, leaves, held, before)
+            return _recorded(step, batch, leaves, held, before, min(MOST_BYTES * clients, MOST_IN_ALL))
     except (Unrecordable, RuntimeError, TypeError):  # also what a recorder cannot follow
         return None
     finally:
@@ -86,21 +89,26 @@ def recorded(step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[
 
 
 def _recorded(
-    step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor], before: Sequence[Tensor]
+    step: Step,
+    batch: Batch,
+    leaves: Sequence[Tensor],
+    held: Sequence[Tensor],
+    before: Sequence[Tensor],
+    most_bytes: int,
 ) -> Tape | None:
     loss = step(batch)
     loss.backward()
     gradients = [_taken(leaf) for leaf in leaves]
     truth = [loss.detach(), *gradients, *(value.detach().clone() for value in held)]
     _put_back(held, before)
-    tape = _tape_of(step, map_tensors(batch, torch.clone), leaves)
+    tape = _tape_of(step, map_tensors(batch, torch.clone), leaves, most_bytes)
     _put_back(held, before)
     tape.run(batch)
     return tape if _same(truth, [tape.loss, *tape.gradients, *held]) else None
 
 
-def _tape_of(step: Step, inputs: Batch, leaves: Sequence[Tensor]) -> Tape:
-    recorder = _Recorder()
+def _tape_of(step: Step, inputs: Batch, leaves: Sequence[Tensor], most_bytes: int) -> Tape:
+    recorder = _Recorder(most_bytes)
     with recorder:
         loss = step(inputs)
         gradients = torch.autograd.grad(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtailor.data.batches import Batch, batch_size, values_of
+from fedtailor.data.batches import Batch, values_of
 
 Operation = Callable[[], object]
 Step = Callable[[Batch], Tensor]  # the loss, which knows what it came from
@@ -52,8 +52,10 @@ class Tape:
 class Tapes:
     """The tapes of a piece, by the number of examples in a batch: each is made once enough steps were taken."""
 
-    def __init__(self, record: Recording) -> None:
+    def __init__(self, record: Recording, clients: int = 1) -> None:
+        """``clients`` take one step together: it is worth that of so many."""
         self._record = record
+        self._least = LEAST_STEPS // clients
         self._taken: Counter[int] = Counter()
         self.known: dict[int, Tape | None] = {}
 
@@ -62,16 +64,15 @@ class Tapes:
         tape = self.known.get(examples)
         return None if tape is None else tape.batch
 
-    def of(self, batch: Batch, step: Step) -> Tape | None:
+    def of(self, examples: int, batch: Batch, step: Step) -> Tape | None:
         """What this step runs from, if from any."""
-        size = batch_size(batch)
-        if size in self.known:
-            tape = self.known[size]
+        if examples in self.known:
+            tape = self.known[examples]
             return tape if tape is not None and tape.takes(batch) else None
-        self._taken[size] += 1
-        if self._taken[size] <= LEAST_STEPS or len(self.known) == MOST_TAPES:
+        self._taken[examples] += 1
+        if self._taken[examples] <= self._least or len(self.known) == MOST_TAPES:
             return None
-        tape = self.known[size] = self._record(step, batch)
+        tape = self.known[examples] = self._record(step, batch)
         return tape
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -19,8 +20,10 @@ from torch.optim.sgd import sgd
 
 from fedtailor.client.local_steps import Diverged, Training, needs_pairs
 from fedtailor.client.local_training import LocalTraining
+from fedtailor.client.recording import recorded
 from fedtailor.client.stepping import decay_groups
-from fedtailor.client.training import augmenting, runs
+from fedtailor.client.tape import Step, Tape, Tapes
+from fedtailor.client.training import Left, augmenting, is_repeatable_model, runs
 from fedtailor.data.batches import Batch, Examples, map_tensors, values_of
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
@@ -50,19 +53,32 @@ def train_together(
     method: Training, tasks: Sequence[Task], data: Sequence[Examples], model: ElasticModel
 ) -> list[Trained | Diverged]:
     """What ``training.train`` makes of each task; all of them carry one patch. Who left the numbers is among them."""
-    flock, table = _Flock(method, tasks, model), _Table(tasks, data)
     single = needs_pairs(model)
     waiting = {
         number: runs(method.local, task, own, skip_single=single)
         for number, (task, own) in enumerate(zip(tasks, data, strict=True))
     }
-    step = 0
-    with phase("steps"):
-        while waiting:
-            for (_, rate), those in _side_by_side(flock, waiting, step).items():
-                flock.take(step, list(those), table.batch(those), rate)
-            step += 1
-    return flock.outcomes()
+    with kept(method, tasks, model) as flock:
+        table, step = _Table(tasks, data), 0
+        with phase("steps"):
+            while waiting:
+                for (examples, rate), those in _side_by_side(flock, waiting, step).items():
+                    place = flock.tapes.place(examples) if len(those) == len(tasks) else None
+                    flock.take(step, list(those), table.batch(those, place), rate)
+                step += 1
+        return flock.outcomes()
+
+
+@contextmanager
+def kept(method: Training, tasks: Sequence[Task], model: ElasticModel) -> Iterator[_Flock]:
+    """A flock for these tasks: the tensors and tapes of the last one of its size and piece, if there was one."""
+    known: Left[_Flock] = model.once("flocks", Left)
+    place = tasks[0].patch.cut, tuple(tasks[0].patch.values), len(tasks)
+    flock = known.taken(place)
+    if flock is None or not flock.again(method, tasks):
+        flock = _Flock(method, tasks, model)
+    yield flock
+    known.leave(place, flock)
 
 
 def _side_by_side(
@@ -91,13 +107,15 @@ class _Table:
         self.as_one = all(own.lies_with(data[0]) for own in data)
         self.augment = [augmenting(task, own) for task, own in zip(tasks, data, strict=True)]
 
-    def batch(self, those: Mapping[int, Tensor]) -> Batch:
-        """Their batches of one size, (clients, examples, ...)."""
+    def batch(self, those: Mapping[int, Tensor], place: Batch | None = None) -> Batch:
+        """Their batches of one size, (clients, examples, ...); gathered at a place, where that can be done."""
         if self.as_one:  # one gathering for all of them
             all_rows = torch.cat(list(those.values()))
-            return map_tensors(
-                self.data[0].at(all_rows), lambda column: column.unflatten(0, (len(those), -1))
-            )
+            flat = None if place is None else map_tensors(place, lambda column: column.flatten(0, 1))
+            found = self.data[0].at(all_rows, place=flat)
+            if place is not None and found is flat:
+                return place
+            return map_tensors(found, lambda column: column.unflatten(0, (len(those), -1)))
         return _stacked([self.data[n].at(rows, generator=self.augment[n]) for n, rows in those.items()])
 
 
@@ -112,23 +130,46 @@ class _Flock:
     """What all clients hold, stacked, and moved by one step after the other."""
 
     def __init__(self, method: Training, tasks: Sequence[Task], model: ElasticModel) -> None:
-        self.method, self.tasks, self.model = method, tasks, model
-        patch = tasks[0].patch
-        self.cut, self.local = patch.cut, method.local
-        self.fixed = {n: value for n, value in patch.values.items() if n not in model.trainable}
-        self.start = {n: value.detach() for n, value in patch.values.items() if n in model.trainable}
-        size = len(tasks)
+        self.method, self.model, self.local = method, model, method.local
+        self._begin(tasks)
+        size, on_cpu = len(tasks), all(value.device.type == "cpu" for value in self.start.values())
         stacked = {n: value.expand(size, *value.shape) for n, value in self.start.items()}
         orders = model.once(("order of gradients", self.cut), self._orders)
         # Weights lie as their gradients come: a step moves memory of one order by memory of the same
-        self.held = {n: _ordered(value, orders.get(n)) for n, value in stacked.items()}
+        self.held = {n: _ordered(value, orders.get(n)).requires_grad_() for n, value in stacked.items()}
         moving = self.local.momentum > 0
         self.momenta = {n: torch.zeros_like(value) for n, value in self.held.items()} if moving else {}
         self.groups = decay_groups(self.local, self.start)
+        self.everyone = list(range(size))
+        self.losses = torch.empty(0)  # of the step that was taken last
+        self.losses_of: dict[int, Tensor] = {}  # where tapes leave theirs, by the tape
+        self.tapes = Tapes(self._recorded if on_cpu and is_repeatable_model(model) else lambda *_: None, size)
+
+    def _begin(self, tasks: Sequence[Task]) -> None:
+        patch, size = tasks[0].patch, len(tasks)
+        self.tasks, self.cut = tasks, patch.cut
+        self.fixed = {n: value for n, value in patch.values.items() if n not in self.model.trainable}
+        self.start = {n: value.detach() for n, value in patch.values.items() if n in self.model.trainable}
         self.lost: list[Diverged | None] = [None] * size
         self.totals, self.examples = [0.0] * size, [0] * size
-        self.everyone = list(range(size))
         self.same_rate = self.local.rate(tasks[0].round) if self.local.same_in_round else None
+
+    def again(self, method: Training, tasks: Sequence[Task]) -> bool:
+        """Begin with other clients; False where something else than numbers has changed."""
+        new = tasks[0].patch.values
+        if method is not self.method or any(
+            new[n].shape != value.shape[1:] for n, value in self.held.items()
+        ):
+            return False
+        if self.fixed:  # a tape has those of its own time
+            return False
+        self._begin(tasks)
+        with torch.no_grad():
+            for name, value in self.held.items():  # first one of the same order in memory: four times as fast
+                value.copy_(torch.empty_like(value[0]).copy_(self.start[name]))
+            for momentum in self.momenta.values():
+                momentum.zero_()
+        return True
 
     def rate(self, number: int, step: int) -> float:
         """The learning rate of a client's step."""
@@ -140,13 +181,19 @@ class _Flock:
     def take(self, step: int, rows: list[int], batch: Batch, rate: float) -> None:
         """One step of these clients, each on its part of the batch."""
         all_of_them = rows == self.everyone
+        tape = self.tapes.of(_examples_of_one(batch), batch, self._total) if all_of_them else None
         places = torch.tensor(rows)
         held, momenta = (
             each if all_of_them else {n: value.index_select(0, places) for n, value in each.items()}
             for each in (self.held, self.momenta)
         )
-        losses, gradients = self._gradients(held, batch)
-        self._note(step, rows, losses, _examples_of_one(batch))
+        if tape is not None:
+            tape.run(batch)
+            self.losses = self.losses_of[id(tape)]
+            gradients = dict(zip(self.held, tape.gradients, strict=True))
+        else:
+            gradients = self._gradients(held, batch)
+        self._note(step, rows, _examples_of_one(batch))
         with torch.no_grad():
             self._move(held, momenta, gradients, rate)
             if not all_of_them:
@@ -154,16 +201,30 @@ class _Flock:
                     for name, value in part.items():
                         whole[name].index_copy_(0, places, value)
 
-    def _gradients(self, held: Weights, batch: Batch) -> tuple[Tensor, Weights]:
+    def _gradients(self, held: Weights, batch: Batch) -> Weights:
         leaves = {n: value.detach().requires_grad_() for n, value in held.items()}
+        found = torch.autograd.grad(self._sum(leaves, batch), list(leaves.values()), allow_unused=True)
+        return {n: value for n, value in zip(leaves, found, strict=True) if value is not None}
+
+    def _sum(self, leaves: Weights, batch: Batch) -> Tensor:
+        """Of the losses of all clients, whose gradient is each one's own."""
         losses = vmap(self._loss)(leaves, batch)
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        return losses, {n: value for n, value in zip(leaves, found, strict=True) if value is not None}
+        self.losses = losses.detach()
+        return losses.sum()
+
+    def _total(self, batch: Batch) -> Tensor:
+        return self._sum(self.held, batch)
+
+    def _recorded(self, step: Step, batch: Batch) -> Tape | None:
+        held = list(self.held.values())
+        tape = recorded(step, batch, held, held, len(self.tasks))
+        self.losses_of[id(tape)] = self.losses
+        return tape
 
     def _orders(self) -> dict[str, list[int]]:
         """The axes of gradients, the one with the longest stride first: they follow from the network, not from data."""
         two = {n: value.expand(2, *value.shape) for n, value in self.start.items()}
-        _, gradients = self._gradients(two, _stacked([self.model.example] * 2))
+        gradients = self._gradients(two, _stacked([self.model.example] * 2))
         return {
             n: sorted(range(each.dim()), key=lambda axis: -each.stride()[axis])
             for n, each in gradients.items()
@@ -175,8 +236,8 @@ class _Flock:
         output = self.method.forward(values, self.cut, batch, task, self.model)
         return self.method.loss([output], [values], batch, task, self.model)
 
-    def _note(self, step: int, rows: list[int], losses: Tensor, examples: int) -> None:
-        for number, value in zip(rows, losses.tolist(), strict=True):
+    def _note(self, step: int, rows: list[int], examples: int) -> None:
+        for number, value in zip(rows, self.losses.tolist(), strict=True):
             if not math.isfinite(value) and self.lost[number] is None:
                 client = self.tasks[number].client.id
                 self.lost[number] = Diverged(f"the loss of client {client} became {value} in step {step}")
@@ -219,12 +280,12 @@ class _Flock:
         table, start = first.new_empty(len(self.tasks), size), 0
         for name, value in values.items():
             stop = start + value.numel()
-            table[:, start:stop].view(-1, *value.shape).copy_(self.held.get(name, value))
+            table[:, start:stop].view(-1, *value.shape).copy_(self.held.get(name, value).detach())
             start = stop
         return Patch.of_rows([table], {n: (0, value.shape) for n, value in values.items()}, self.cut)
 
     def _patch(self, number: int, names: frozenset[str]) -> Patch:
-        values = {**self.fixed, **{n: value[number] for n, value in self.held.items()}}
+        values = {**self.fixed, **{n: value[number].detach().clone() for n, value in self.held.items()}}
         return Patch({n: values[n] for n in self.tasks[number].patch.values if n in names}, self.cut)
 
 

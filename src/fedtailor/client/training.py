@@ -6,8 +6,9 @@ the last has left: its tensors, which the next client's numbers are copied to, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +17,14 @@ from fedtailor.client.local_steps import Diverged, LocalSteps, Training, needs_p
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.repeatable import is_repeatable
 from fedtailor.data.batches import Batch, Examples, batch_size
-from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
 from fedtailor.elasticity.model import ElasticModel
 from fedtailor.messages import Task
 from fedtailor.steps import phase
 
 Place = Callable[[int], Batch | None]  # where a batch of so many examples may be gathered, if anywhere
+
+T = TypeVar("T")
 
 MOST_PIECES = 8  # of which steps are kept between clients
 
@@ -51,26 +53,38 @@ def steps_of(method: Training, task: Task, model: ElasticModel) -> Iterator[Loca
     if not come_again(method, task):
         yield LocalSteps(method, task, model)
         return
-    known = model.once("steps", Left).of_cuts
+    known: Left[LocalSteps] = model.once("steps", Left)
     place = task.patch.cut, tuple(task.patch.values)
-    steps = known.pop(place, None)
+    steps = known.taken(place)
     if steps is None or not steps.again(method, task):
-        repeatable = model.once("repeatable", lambda: is_repeatable(model.module, model.objective.loss))
-        steps = LocalSteps(method, task, model, stays=True, taped=repeatable)
+        steps = LocalSteps(method, task, model, stays=True, taped=is_repeatable_model(model))
     yield steps
-    known[place] = steps
-    if len(known) > MOST_PIECES:
-        known.pop(next(iter(known)))
+    known.leave(place, steps)
 
 
-class Left:
+class Left(Generic[T]):
     """What clients have left, by their pieces; a copy of the model begins without."""
 
     def __init__(self) -> None:
-        self.of_cuts: dict[tuple[Cut, tuple[str, ...]], LocalSteps] = {}
+        self.pieces: dict[Hashable, T] = {}
 
-    def __reduce__(self) -> tuple[type[Left], tuple[()]]:
-        return Left, ()
+    def __reduce__(self) -> tuple[type[Left[T]], tuple[()]]:
+        return type(self), ()
+
+    def taken(self, piece: Hashable) -> T | None:
+        """What was left of a piece; whoever takes it has it alone."""
+        return self.pieces.pop(piece, None)
+
+    def leave(self, piece: Hashable, value: T) -> None:
+        """For the next client; of too many pieces the one that was left first is forgotten."""
+        self.pieces[piece] = value
+        if len(self.pieces) > MOST_PIECES:
+            self.pieces.pop(next(iter(self.pieces)))
+
+
+def is_repeatable_model(model: ElasticModel) -> bool:
+    """Whether a step of the model that was recorded stands for others."""
+    return model.once("repeatable", lambda: is_repeatable(model.module, model.objective.loss))
 
 
 def come_again(method: Training, task: Task) -> bool:

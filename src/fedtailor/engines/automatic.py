@@ -42,6 +42,11 @@ class Automatic:
         """Whether all that can be done is to wait for workers."""
         return self._there and self._pool is not None and self._pool.starting
 
+    @property
+    def hands_out(self) -> bool:
+        """Whether the next round's clients are the workers' from the start."""
+        return self._pool is not None and self._pool.hands_out and self._pool_is_ready()
+
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task."""
         left = {task.client.id: task for task in tasks}

@@ -46,6 +46,16 @@ class Starting(Protocol):
 
 
 @runtime_checkable
+class HandingOut(Protocol):
+    """An engine that may have others work while it waits."""
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether ``run`` says None as soon as everybody is at work: its caller has time for something else then."""
+        ...
+
+
+@runtime_checkable
 class Measuring(Protocol):
     """An engine whose workers can also evaluate what the server deploys."""
 

@@ -39,10 +39,11 @@ class Timely:
     seconds: float
     clock: Clock = time.monotonic  # not the time of day, which jumps
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """At least one result per task, at the latest when an answer or a sign of waiting comes after the deadline.
 
-        While the engine cannot work yet, because its workers are being started, no time passes.
+        Signs of waiting are handed on. While the engine cannot work yet, because its workers are being started, no time
+        passes.
         """
         missing = {task.client.id: task for task in tasks}
         seen = self.clock()
@@ -58,10 +59,9 @@ class Timely:
                 if now > end:  # what has just come is late too
                     reason = "late"
                     break
-                if answer is not None:
-                    if type(answer.client) is int and _is_from(answer, missing.get(answer.client)):
-                        missing.pop(answer.client, None)
-                    yield answer
+                if answer is not None and _is_awaited(answer, missing):
+                    del missing[answer.client]
+                yield answer
         finally:
             close = getattr(answers, "close", None)  # only generators have one
             if close is not None:
@@ -70,9 +70,10 @@ class Timely:
             yield Refused(client, task.round, reason)
 
 
-def _is_from(answer: Answer, task: Task | None) -> bool:
-    """Whether an answer is that of the client that was asked: only then is this client not missed any more."""
-    return isinstance(answer, Refused) or (task is not None and answer.nonce == task.lease.nonce)
+def _is_awaited(answer: Answer, missing: Mapping[int, Task]) -> bool:
+    """Whether an answer is that of a client that was asked: only then is this client not missed any more."""
+    task = missing.get(answer.client) if type(answer.client) is int else None
+    return task is not None and (isinstance(answer, Refused) or answer.nonce == task.lease.nonce)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ every k rounds: calibrate → deploy(budget) per tier, or the clients' own netwo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
 from fedtailor.elasticity.costing.fitting import check_honoured
-from fedtailor.engines.protocol import Engine
+from fedtailor.engines.protocol import Answer, Engine, HandingOut
 from fedtailor.errors import FedtailorError
 from fedtailor.merging.optimising import check_applied
 from fedtailor.messages import Client, Refused, ServerState, Task, Update, marked
@@ -67,18 +68,20 @@ def run_rounds(
     method, model, settings = setup.method, setup.model, setup.settings
     for tier in setup.fleet.tiers:
         check_honoured(tier.budget, method.honours, method.name)
-    at, late = at or setup.start, None
+    at, late, ending = at or setup.start, None, Ending()
     timely = engine if isinstance(engine, Timely) else Timely(engine, settings.engine.deadline)
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
         step(TRAINING)
         started = time.monotonic()
         try:
             at = replace(at, state=method.begin(at.state, model))
-            held = fill_buffer(setup, at, timely) if setup.waits_for_nobody else hold_round(setup, at, timely)
+            held = _held(setup, at, timely, ending)
         except FedtailorError:
             if late is not None:  # the round before has come to its end all the same
                 late.end(settings.stopping, on_end)
             raise
+        finally:
+            ending.tell()
         tries, updates, best, evaluation = held.tries, held.tries[-1].updates, at.best, None
         if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
@@ -97,10 +100,54 @@ def run_rounds(
             with phase("evaluate"):
                 evaluation, ended = evaluated_at_once(setup, ended, held.clients, timely)
         at = ended
-        on_end(round_record(setup, at, tries, evaluation, time.monotonic() - started), at)
-        if requests is not None:
-            requests.stop_if_asked(at)
+        ending = Ending(partial(_tell, setup, at, tries, evaluation, time.monotonic() - started, on_end))
+        if not _may_wait(setup, at, timely, requests, evaluation):
+            ending.tell()
+            if requests is not None:
+                requests.stop_if_asked(at)
+    ending.tell()
     return at
+
+
+def _may_wait(
+    setup: Setup, at: Checkpoint, engine: Timely, requests: Requests | None, evaluation: Evaluation | None
+) -> bool:
+    """Whether a round may be told of when the next one's clients are at work: they are so in no time, and not here."""
+    ends = at.state.round >= setup.settings.rounds or (requests is not None and requests.asked_to_stop)
+    workers = engine.engine
+    at_once = isinstance(workers, HandingOut) and workers.hands_out
+    return setup.tells_later and at_once and not ends and evaluation is None
+
+
+def _tell(
+    setup: Setup,
+    at: Checkpoint,
+    tries: Sequence[Try],
+    evaluation: Evaluation | None,
+    seconds: float,
+    on_end: OnEnd,
+) -> None:
+    on_end(round_record(setup, at, tries, evaluation, seconds), at)
+
+
+@dataclass
+class Ending:
+    """What is said of a round that has ended, once: as soon as the next one's clients are at work, who need not wait
+    until it is written down."""
+
+    say: Callable[[], None] | None = None
+
+    def tell(self) -> None:
+        """Say it, if it was not said yet."""
+        say, self.say = self.say, None
+        if say is not None:
+            say()
+
+    def told_with(self, answers: Iterable[Answer | None]) -> Iterator[Answer | None]:
+        """The same answers; it is said when the first comes, or word that none has come yet."""
+        for answer in answers:
+            self.tell()
+            yield answer
 
 
 def merged(setup: Setup, state: ServerState, tried: Try) -> ServerState:
@@ -147,8 +194,12 @@ class Late:
         return best
 
 
-def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
-    """Ask clients until enough have answered.
+def _held(setup: Setup, at: Checkpoint, engine: Timely, before: Ending) -> Held:
+    return fill_buffer(setup, at, engine) if setup.waits_for_nobody else hold_round(setup, at, engine, before)
+
+
+def hold_round(setup: Setup, at: Checkpoint, engine: Engine, before: Ending) -> Held:
+    """Ask clients until enough have answered; meanwhile the round ``before`` is told of.
 
     What decides is derived from the round and the number of the try, so a round that is redone goes the same way.
     Where clients come and go, every try looks who is there; one that finds nobody has failed.
@@ -187,7 +238,7 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
             table, gone = timetable(setup, tasks, now)
         if setup.masks is not None:
             setup.masks.begin(state, tasks)
-        updates, refused = _answers(setup, engine, tasks, gone)
+        updates, refused = _answers(setup, engine, tasks, gone, before)
         strikes = faults.with_strikes(strikes, cohort, refused)
         now += table.seconds if table is not None else 0.0
         tries.append(Try(tasks, updates, refused, table))
@@ -197,11 +248,11 @@ def hold_round(setup: Setup, at: Checkpoint, engine: Engine) -> Held:
 
 
 def _answers(
-    setup: Setup, engine: Engine, tasks: Sequence[Task], gone: Mapping[int, Refused]
+    setup: Setup, engine: Engine, tasks: Sequence[Task], gone: Mapping[int, Refused], before: Ending
 ) -> tuple[list[Update], list[Refused]]:
     """What came of tasks, checked; of clients that are gone, that they are."""
     running = [task for task in tasks if task.client.id not in gone]
-    answers = chain(gone.values(), in_phase("train", engine.run(running)))
+    answers = before.told_with(chain(gone.values(), in_phase("train", engine.run(running))))
     with phase("check"):
         updates, refused = check_answers(tasks, answers, setup.model, compare=setup.between is None)
     if setup.between is not None:

@@ -192,6 +192,11 @@ class Setup:
         return self.guard or self.masks
 
     @property
+    def tells_later(self) -> bool:
+        """Whether a round's record may be made while the next one trains: it needs nothing that this one changes."""
+        return self.between is None and not self.audited and not self.waits_for_nobody
+
+    @property
     def waits_for_nobody(self) -> bool:
         """Whether answers are merged as they come, in simulated time."""
         return self.settings.asynchronous.buffer > 0

@@ -241,6 +241,7 @@ def test_nobody_idles_beside_a_job_that_waits(pool, method, handed, monkeypatch,
 def test_who_gives_up_on_a_round_ends_the_workers_for_which_its_jobs_wait(pool, method):
     method.tell("sleep")
     answers = pool.run(tasks_for(method))
+    assert next(answers) is None  # everybody is at work
     assert next(answers) is not None
     busy = [worker.pid for worker in pool._workers if worker.job is not None]
     (slow,) = [worker for worker in pool._workers if worker.job and worker.job.tasks[0].client.id == 2]

@@ -80,6 +80,11 @@ class WorkerPool:
         """The numbers of the processes."""
         return [worker.pid for worker in self._workers]
 
+    @property
+    def hands_out(self) -> bool:
+        """Whether workers are there to hand tasks to."""
+        return self.ready
+
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task, as they come; None when none came for a moment."""
         most = self.count * SHARES if self._bundles else 0
@@ -141,12 +146,16 @@ class WorkerPool:
 
         Whoever listens tells the pile (``settle``): what was lost for the first time waits again.
         """
+        begun = False
         try:
             while pile.open:
                 self.start(len(pile) + len(self._busy()))
                 self._hand_over(pile)
                 if self._aside is not None:
                     self._give_out(self._aside.pile)
+                if not begun:  # the caller may have something to do while everybody is at work
+                    begun = True
+                    yield None
                 heard = self._heard(TICK_SECONDS)
                 if not heard:
                     yield None
