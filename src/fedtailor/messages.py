@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -83,7 +83,10 @@ class Task:
 
 def marked(task: Task) -> Task:
     """The task with a mark of its own, which nobody can guess. It decides about no result, so it is no ``Seeds``."""
-    return replace(task, lease=task.lease.with_nonce(secrets.token_hex(8)))
+    return Task(
+        task.client, task.round, task.patch, task.lease.with_nonce(secrets.token_hex(8)), task.seeds, task.action,
+        task.memory, task.memory_round, task.levels, task.prepared,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Running statistics that the client holds for a width of their own are updated by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -80,6 +80,8 @@ class LocalSteps:
         self.mixed = method.local.precision != "float32"
         self.least = 2 if method.local.accumulate > 1 and needs_pairs(model) else 1  # examples of a part
         self.tapes = Tapes(self._recorded) if taped and self.optimiser.values else None
+        # Done before the network runs, which it never does for a client whose steps all come from tapes
+        self.begin: Callable[[], None] | None = None
 
     def again(self, method: Training, task: Task) -> bool:
         """Begin with another client's task; False where something else than numbers has changed."""
@@ -105,6 +107,7 @@ class LocalSteps:
             value = self._finite(tape.run(batch), step)
             self.optimiser.step_by(tape.gradients, self.model, self.cut, self._rate_of(step))
             return value
+        self._begin()
         cuts = self.method.step_cuts(self.task, step, self.model)
         leaves = [self._leaves(cut, again=cut in cuts[:number]) for number, cut in enumerate(cuts)]
         local, value = self.method.local, 0.0
@@ -127,8 +130,14 @@ class LocalSteps:
     def _tape_of(self, batch: Batch) -> Tape | None:
         return None if self.tapes is None else self.tapes.of(batch_size(batch), batch, self._loss_of_all)
 
+    def _begin(self) -> None:
+        begin, self.begin = self.begin, None
+        if begin is not None:
+            begin()
+
     def _loss_of_all(self, batch: Batch) -> Tensor:
         """Of a step of all that is held."""
+        self._begin()
         return self._loss_of(batch, [self.cut], [self.own])
 
     def _recorded(self, step: Step, batch: Batch) -> Tape | None:
@@ -162,8 +171,7 @@ class LocalSteps:
             return Patch({n: value.contiguous() for n, value in own.items()}, self.cut)
         # What is held stays with the next client, who writes to it
         if own and len({value.dtype for value in own.values()}) == 1:
-            row = torch.cat([value.reshape(-1) for value in own.values()])
-            return Patch.of_row(row, {n: value.shape for n, value in own.items()}, self.cut)
+            return Patch.of_row(own, self.cut)
         return Patch({n: v.clone(memory_format=torch.contiguous_format) for n, v in own.items()}, self.cut)
 
     def _leaves(self, inner: Cut, again: bool = False) -> Weights:

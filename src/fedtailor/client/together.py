@@ -112,10 +112,12 @@ class _Table:
         if self.as_one:  # one gathering for all of them
             all_rows = torch.cat(list(those.values()))
             flat = None if place is None else map_tensors(place, lambda column: column.flatten(0, 1))
-            found = self.data[0].at(all_rows, place=flat)
-            if place is not None and found is flat:
+            if flat is not None and place is not None and self.data[0].fits(flat):
+                self.data[0].at(all_rows, place=flat)
                 return place
-            return map_tensors(found, lambda column: column.unflatten(0, (len(those), -1)))
+            return map_tensors(
+                self.data[0].at(all_rows), lambda column: column.unflatten(0, (len(those), -1))
+            )
         return _stacked([self.data[n].at(rows, generator=self.augment[n]) for n, rows in those.items()])
 
 

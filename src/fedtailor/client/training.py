@@ -7,7 +7,7 @@ the last has left: its tensors, which the next client's numbers are copied to, a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -34,10 +34,14 @@ def train(
 ) -> tuple[Patch, dict[str, float]]:
     """Train the task's patch on the client's data; returns the trained patch and the mean loss."""
     with steps_of(method, task, model) as steps:
-        total, examples = 0.0, 0
-        layers = task.seeds.scope("layers", client=task.client.id, round=task.round)
+
+        def begin() -> None:
+            network.enter_context(task.seeds.scope("layers", client=task.client.id, round=task.round))
+            network.enter_context(model.seated(steps.own, steps.cut))
+
+        total, examples, steps.begin = 0.0, 0, begin
         own = batches(method.local, task, data, skip_single=needs_pairs(model), place=steps.place)
-        with layers, model.seated(steps.own, steps.cut), phase("steps"):
+        with ExitStack() as network, phase("steps"):
             for step, batch in enumerate(own):
                 loss, count = steps.take(step, batch), batch_size(batch)
                 total, examples = total + loss * count, examples + count
@@ -102,9 +106,12 @@ def batches(
 
     A remainder of one example is left out where ``skip_single`` is set: batch norm has no variance to divide by.
     """
-    augment = augmenting(task, data)
+    augment, fits = augmenting(task, data), None
     for rows in runs(local, task, data, skip_single=skip_single):
-        yield data.at(rows, generator=augment, place=None if place is None else place(rows.shape[0]))
+        where = None if place is None else place(rows.shape[0])
+        if where is not None and fits is None:  # places differ in the number of examples alone
+            fits = data.fits(where)
+        yield data.at(rows, generator=augment, place=where if fits else None)
 
 
 def runs(local: LocalTraining, task: Task, data: Examples, *, skip_single: bool) -> Iterator[Tensor]:

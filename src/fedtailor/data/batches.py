@@ -169,18 +169,22 @@ class Examples:
     def at(
         self, rows: Tensor, *, generator: torch.Generator | None = None, place: Batch | None = None
     ) -> Batch:
-        """The prepared batch of these rows of the columns; ``place``: tensors to fill, where they fit."""
-        if place is None or self.preparation is not None or not self._fits(place):
+        """The prepared batch of these rows of the columns; ``place``: tensors that ``fits`` has found fit to be it."""
+        if place is None:
             return self._prepared(rows, generator)
         for column, where in zip(values_of(self.columns), values_of(place), strict=True):
             torch.index_select(column, 0, rows, out=where)
         return place
 
-    def _fits(self, batch: Batch) -> bool:
-        """Whether rows of the columns may be written to these tensors as they are."""
+    def fits(self, batch: Batch) -> bool:
+        """Whether batches are rows of the columns as they are, and of the form of these tensors."""
         own, others = values_of(self.columns), values_of(batch)
-        return len(own) == len(others) and all(
-            a.dtype is b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(own, others, strict=True)
+        return (
+            self.preparation is None
+            and len(own) == len(others)
+            and all(
+                a.dtype is b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(own, others, strict=True)
+            )
         )
 
     def _rows(self, indices: Tensor) -> Tensor:

@@ -89,19 +89,17 @@ def run_rounds(
             state = merged(setup, at.state, tries[-1])
             at.state.forget()
         ended = at.after(state, updates, best, held.strikes, held.under_way)
+        last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
         if settings.evaluates(ended.state.round):
-            last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
-            with phase("evaluate"):
-                aside = None if last else evaluate_aside(setup, ended, timely)
+            aside = None if last else _evaluated_aside(setup, ended, timely)
             if aside is not None:
                 at, seconds = ended, time.monotonic() - started
                 late = Late(round_record(setup, at, tries, None, seconds), at, aside)
                 continue
-            with phase("evaluate"):
-                evaluation, ended = evaluated_at_once(setup, ended, held.clients, timely)
+            evaluation, ended = evaluated_at_once(setup, ended, held.clients, timely)
         at = ended
         ending = Ending(partial(_tell, setup, at, tries, evaluation, time.monotonic() - started, on_end))
-        if not _may_wait(setup, at, timely, requests, evaluation):
+        if last or evaluation is not None or not _may_wait(setup, timely):
             ending.tell()
             if requests is not None:
                 requests.stop_if_asked(at)
@@ -109,14 +107,10 @@ def run_rounds(
     return at
 
 
-def _may_wait(
-    setup: Setup, at: Checkpoint, engine: Timely, requests: Requests | None, evaluation: Evaluation | None
-) -> bool:
+def _may_wait(setup: Setup, engine: Timely) -> bool:
     """Whether a round may be told of when the next one's clients are at work: they are so in no time, and not here."""
-    ends = at.state.round >= setup.settings.rounds or (requests is not None and requests.asked_to_stop)
     workers = engine.engine
-    at_once = isinstance(workers, HandingOut) and workers.hands_out
-    return setup.tells_later and at_once and not ends and evaluation is None
+    return setup.tells_later and isinstance(workers, HandingOut) and workers.hands_out
 
 
 def _tell(
@@ -160,13 +154,19 @@ def merged(setup: Setup, state: ServerState, tried: Try) -> ServerState:
     return state
 
 
+def _evaluated_aside(setup: Setup, ended: Checkpoint, engine: Timely) -> LaterEvaluation | None:
+    with phase("evaluate"):
+        return evaluate_aside(setup, ended, engine)
+
+
 def evaluated_at_once(
     setup: Setup, ended: Checkpoint, clients: Sequence[Client], engine: Timely
 ) -> tuple[Evaluation, Checkpoint]:
     """Evaluate a round that has ended: what came out, and the round's end with what follows from it."""
     settings, strikes = setup.settings, ended.strikes
     able = faults.awake(clients, strikes, settings.engine)
-    evaluation = evaluate(setup, ended, able, engine)
+    with phase("evaluate"):
+        evaluation = evaluate(setup, ended, able, engine)
     tiers = evaluation.deciding
     state = setup.method.observe(evaluation.state, tiers)
     return evaluation, replace(

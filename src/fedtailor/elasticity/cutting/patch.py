@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.levels import Survivors
@@ -64,16 +65,16 @@ class Patch:
         return patches
 
     @classmethod
-    def of_row(cls, row: Tensor, shapes: Mapping[str, Sequence[int]], cut: Cut) -> Patch:
-        """A patch whose tensors are views of one row.
+    def of_row(cls, values: Mapping[str, Tensor], cut: Cut) -> Patch:
+        """A patch of copies of these tensors, all of one type, that lie one behind the other.
 
-        >>> patch = Patch.of_row(torch.arange(3.0), {"a": [1], "b": [2, 1]}, Cut.everything())
-        >>> patch.values["b"].tolist()
-        [[1.0], [2.0]]
+        >>> patch = Patch.of_row({"a": torch.tensor([0.0]), "b": torch.tensor([[1.0], [2.0]])}, Cut.everything())
+        >>> patch.values["b"].tolist(), patch.row.tolist()
+        ([[1.0], [2.0]], [0.0, 1.0, 2.0])
         """
-        parts = row.split([math.prod(shape) for shape in shapes.values()])
-        values = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        patch = cls(values, cut)
+        tensors = list(values.values())
+        row = _flatten_dense_tensors(tensors)
+        patch = cls(dict(zip(values, _unflatten_dense_tensors(row, tensors), strict=True)), cut)
         vars(patch).update(row=row)
         return patch
 

@@ -9,12 +9,14 @@ mailboxes: in one lies the job that it is at, and then the answer; in the other 
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import struct
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -172,6 +174,16 @@ class Desk:
         self._line.sendall(SIGNAL.pack(kind, self._at, self._free, end - self._free))
 
 
+def work_in_batches() -> None:
+    """Tell the system that this process computes and answers no people.
+
+    When it is woken it does not push its parent aside then, who has the others' next jobs to hand out: that is a tenth
+    to a seventh of a round of tiny clients. Its share of the processor stays the same.
+    """
+    with suppress(OSError, AttributeError):  # not permitted, or a system without such a thing
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def report_failure(
     desk: Desk, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
@@ -193,6 +205,7 @@ def main(mailboxes: Sequence[int], line: int, luggage: int) -> None:
     unpacked = Luggage(**unpack(SharedMemory(descriptor=luggage)))
     apply_settings(unpacked.machine)
     workshop = unpacked.workshop()
+    work_in_batches()
     desk.put(READY, None)
     watch = Stopwatch()
     with measured_by(watch):
