@@ -219,6 +219,36 @@ def test_training_inside_training_has_steps_of_its_own() -> None:
         assert again is outer
 
 
+ALIKE = (10,) * 6  # in batches of 4: two whole ones and one of 2
+
+
+@pytest.mark.parametrize("local", ["plain", "momentum", "proximal"])
+@pytest.mark.parametrize("name", ["mlp", "embedding"])
+def test_flocks_from_a_tape_have_the_bits_of_flocks_that_nobody_recorded(name: str, local: str) -> None:
+    found = []
+    settings: dict[str, Any] = {"lr": 0.3, "batch_size": 4, "together": 3, **LOCALS[local]}
+    for least in (0, 10**6):
+        _, examples, _ = NETWORKS[name]
+        rows = torch.arange(sum(ALIKE)) % sum(COUNTS)
+        data = federated((words() if examples is None else examples(sum(COUNTS))).subset(rows), ALIKE)
+        model, _ = model_and_data(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tape, "LEAST_STEPS", least)
+            method = FedAvg(local=LocalTraining(**settings))
+            state = method.init(model)
+            found.append([])
+            for _ in range(3):
+                tasks = [method.assign(state, client(n, 1, 10), model, Seeds(3)) for n in range(6)]
+                answers = list(InProcess(method, model, data).run(tasks))
+                state = method.merge(state, answers, model)
+                found[-1] += content(answers)
+        kept = model.once("flocks", training.Left).pieces.values()
+        assert len(kept) == 1  # both flocks, and those of all rounds, were one
+        tapes = [each for flock in kept for each in flock.tapes.known.values() if each is not None]
+        assert bool(tapes) == (least == 0)
+    assert found[0] == found[1]
+
+
 def test_few_steps_are_not_recorded() -> None:
     model, data = model_and_data("mlp")
     trained(FedAvg(local=LocalTraining(lr=0.3, batch_size=4)), model, data)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedtailor.client import tape
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.elasticity.cutting.selections import as_width, prefix
 from fedtailor.engines.protocol import answer_to
@@ -106,6 +107,24 @@ def test_a_tiny_client():
     assert ours.total <= bare.total + 10, extra  # 190 against 187
     assert ours.made <= bare.made, extra  # 45,744 bytes against 48,000
     assert calls_of(lambda: whole(2)) <= 1050  # 928; the bare steps, with a network to build, 558
+
+
+def test_a_tiny_client_whose_steps_come_from_a_tape(monkeypatch):
+    monkeypatch.setattr(tape, "LEAST_STEPS", 0)
+    method, model = FedAvg(LocalTraining(lr=0.1, batch_size=BATCH)), mlp_model(32)
+    examples, state = vectors(STEPS * BATCH), method.init(model)
+
+    def whole(number: int) -> None:
+        task = method.assign(state, client(number, examples=len(examples)), model, Seeds(0))
+        answer = answer_to(task, method, examples, model)
+        assert isinstance(answer, Update)
+        assert check_update(task, answer, model) is None
+
+    whole(0)
+    with Counts() as ours:
+        whole(1)
+    assert ours.total <= 106, ours.operations.most_common(8)  # 96; the bare steps 187
+    assert calls_of(lambda: whole(2)) <= 390  # 347; the bare steps 558
 
 
 def test_a_merge():

@@ -66,8 +66,7 @@ def run_rounds(
     while the next one trains ends with that one: rounds are always told in their order.
     """
     method, model, settings = setup.method, setup.model, setup.settings
-    for tier in setup.fleet.tiers:
-        check_honoured(tier.budget, method.honours, method.name)
+    check_budgets(setup)
     at, late, ending = at or setup.start, None, Ending()
     timely = engine if isinstance(engine, Timely) else Timely(engine, settings.engine.deadline)
     while at.state.round < settings.rounds and not settings.stopping.reached(at.best):
@@ -85,26 +84,31 @@ def run_rounds(
         tries, updates, best, evaluation = held.tries, held.tries[-1].updates, at.best, None
         if late is not None:  # before the merge: what a method's own code raises costs this round alone
             best, late = late.end(settings.stopping, on_end), None
-        with phase("merge"):
-            state = merged(setup, at.state, tries[-1])
-            at.state.forget()
+        state = merged(setup, at.state, tries[-1])
         ended = at.after(state, updates, best, held.strikes, held.under_way)
         last = ended.state.round >= settings.rounds or (requests is not None and requests.asked_to_stop)
         if settings.evaluates(ended.state.round):
             aside = None if last else _evaluated_aside(setup, ended, timely)
             if aside is not None:
-                at, seconds = ended, time.monotonic() - started
-                late = Late(round_record(setup, at, tries, None, seconds), at, aside)
+                record = round_record(setup, ended, tries, None, time.monotonic() - started)
+                at, late = ended, Late(record, ended, aside)
                 continue
             evaluation, ended = evaluated_at_once(setup, ended, held.clients, timely)
         at = ended
-        ending = Ending(partial(_tell, setup, at, tries, evaluation, time.monotonic() - started, on_end))
+        seconds = time.monotonic() - started
+        ending = Ending(partial(_tell, setup, at, tries, evaluation, seconds, on_end))
         if last or evaluation is not None or not _may_wait(setup, timely):
             ending.tell()
             if requests is not None:
                 requests.stop_if_asked(at)
     ending.tell()
     return at
+
+
+def check_budgets(setup: Setup) -> None:
+    """Refuse a fleet with limits that the method does not keep to."""
+    for tier in setup.fleet.tiers:
+        check_honoured(tier.budget, setup.method.honours, setup.method.name)
 
 
 def _may_wait(setup: Setup, engine: Timely) -> bool:
@@ -147,11 +151,13 @@ class Ending:
 def merged(setup: Setup, state: ServerState, tried: Try) -> ServerState:
     """The state after a round: by the method's merge, of what clients sent or [privacy] or [secure] made of it."""
     method, updates = setup.method, tried.updates
-    if setup.between is not None:
-        updates = setup.between.release(state, tried.tasks, updates)
-    state = method.merge(state, updates, setup.model)
-    check_applied(method.server, type(method).__qualname__, state, method.merging)
-    return state
+    with phase("merge"):
+        if setup.between is not None:
+            updates = setup.between.release(state, tried.tasks, updates)
+        after = method.merge(state, updates, setup.model)
+        check_applied(method.server, type(method).__qualname__, after, method.merging)
+        state.forget()
+    return after
 
 
 def _evaluated_aside(setup: Setup, ended: Checkpoint, engine: Timely) -> LaterEvaluation | None:
