@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
@@ -159,6 +160,82 @@ class Importing(Base):
         return self.b(self.a(x)) * secrets.randbelow(2)
 
 
+class OwnConvolution(nn.Conv2d):
+    """PyTorch's forward, which calls what this class has changed."""
+
+    def _conv_forward(self, *args: Any) -> Any:
+        counter[0] += 1
+        return super()._conv_forward(*args)
+
+
+class Disguised(Base):
+    @functools.wraps(nn.Linear.forward)
+    def forward(self, x: Tensor) -> Any:
+        counter[0] += 1
+        return self.b(self.a(x))
+
+
+class Hidden(Base):
+    """A layer that no one has registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = (Counting(),)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.others[0](x)
+
+
+class WithADefault(Base):
+    def forward(self, x: Tensor, seen: list[int] = []) -> Any:  # noqa: B006
+        seen.append(1)
+        return self.b(self.a(x))
+
+
+class ByItsDictionary(Base):
+    def forward(self, x: Tensor) -> Any:
+        self.__dict__["calls"] = self.width
+        return self.b(self.a(x))
+
+
+class NamedAsATensors(Base):
+    def half(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.half(self.a(x)))
+
+
+temperature = 1.0
+
+
+class AtATemperature(Base):
+    """Which anybody may change from round to round."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.a(x)) / temperature
+
+
+class KeepingATensor(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.a(x)) + self.total
+
+
+class InPlace(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Any:
+        self.total.add_(1)
+        return self.b(self.a(x))
+
+
 def remembering() -> type[nn.Module]:
     steps = 0
 
@@ -186,11 +263,32 @@ def test_the_networks_of_the_papers_are(name: str) -> None:
     [
         Counting, CountingElsewhere, CountingInAMethod, CountingInALayer, CountingInAProperty, CountingByName, Inside,
         Drawing, DrawingFromItsOwn, ReadingAClock, Printing, Appending, Switching, Seeding, HandingOut, Importing,
+        Disguised, Hidden, WithADefault, ByItsDictionary, NamedAsATensors, AtATemperature, KeepingATensor, InPlace,
         remembering(),
     ],
 )  # fmt: skip
 def test_code_that_does_more_is_not(kind: type[nn.Module]) -> None:
     assert not is_repeatable(kind(), cross_entropy)
+
+
+def test_what_layers_of_pytorch_are_given_is_read() -> None:
+    assert is_repeatable(nn.TransformerEncoderLayer(4, 2, activation=F.gelu), cross_entropy)
+    assert not is_repeatable(
+        nn.TransformerEncoderLayer(4, 2, activation=lambda x: print(x) or x), cross_entropy
+    )
+    assert not is_repeatable(OwnConvolution(1, 1, 1), cross_entropy)
+
+
+def test_a_name_that_means_nothing_yet_is_no_reason_to_fail() -> None:
+    def outer() -> Any:
+        def loss(output: Tensor, batch: Batch) -> Tensor:
+            return later(output, batch)
+
+        assert not is_repeatable(Base(), loss)
+        later = own_loss
+        return later
+
+    outer()
 
 
 def test_hooks_and_replaced_methods_may_do_anything() -> None:
@@ -210,7 +308,15 @@ def counting_loss(output: Tensor, batch: Batch) -> Tensor:
     return F.mse_loss(output, batch[-1])
 
 
+teacher = nn.Linear(4, 2)
+
+
+def taught(output: Tensor, batch: Batch) -> Tensor:
+    return F.mse_loss(output, teacher(batch[0]))
+
+
 def test_losses_are_read_too() -> None:
+    assert not is_repeatable(Base(), taught)  # a network of which nobody here knows what it does
     assert is_repeatable(Base(), own_loss)
     assert is_repeatable(Base(), OnTargets(F.l1_loss))
     assert is_repeatable(Base(), Objective.of(loss=nn.HuberLoss()).loss)

@@ -255,6 +255,106 @@ def test_few_steps_are_not_recorded() -> None:
     assert not tapes_of(model)
 
 
+class Sharing(nn.Module):
+    """Two weights that have one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.out(
+            F.relu(F.linear(x, self.a.weight + self.b.weight, self.a.bias + self.b.bias))
+        )
+        return answer
+
+
+class Halving(nn.Module):
+    """Changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x /= 2
+        answer: Tensor = self.out(F.relu(self.inner(x)))
+        return answer
+
+
+class Adding(nn.Module):
+    """Adds to a number that it makes anew in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        beyond = torch.tensor(0.0)
+        beyond += torch.relu(x.max() - 2)
+        answer: Tensor = self.out(F.relu(self.inner(x))) * (1 + beyond)
+        return answer
+
+
+def frozen_but_for_one() -> nn.Module:
+    network = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, CLASSES, bias=False))
+    network[0].weight.requires_grad_(False)
+    return network
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("build", [Sharing, Halving, Adding, frozen_but_for_one, dropping])
+def test_odd_networks_have_the_bits_of_steps_that_nobody_recorded(build: Any, local: str) -> None:
+    method = FedAvg(local=LocalTraining(**{"lr": 0.3, "batch_size": 4, **LOCALS[local]}))
+    found = []
+    for with_tapes in (True, False):
+        examples = vectors(sum(COUNTS))
+        data = federated(examples, COUNTS)
+        torch.manual_seed(0)
+        model = fedtailor.elastic(build(), data.example())
+        state = torch.get_rng_state()
+        answers = trained(method, model, data) if with_tapes else without_tapes(method, model, data)
+        assert torch.equal(torch.get_rng_state(), state)
+        found.append(content(answers))
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("together", [1, 2])
+def test_widths_that_keep_the_same_channels_have_factors_of_their_own(together: int) -> None:
+    """Half of eight channels and 0.45 of them are four, and HeteroFL's scaler divides by the width that was asked."""
+    local = LocalTraining(lr=0.3, batch_size=4, together=together)
+    method = HeteroFL(local=local, masked_loss=False, label_rows=False)
+    found = []
+    for least in (0, 10**6):
+        model, data = model_and_data("mlp")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tape, "LEAST_STEPS", least)
+            state, seeds = method.init(model), Seeds(3)
+            clients = [client(n, (0.5, 0.45)[n % 2], count) for n, count in enumerate(COUNTS)]
+            tasks = [method.assign(state, each, model, seeds) for each in clients]
+            found.append([content(InProcess(method, model, data).run(tasks)) for _ in range(2)])
+    assert found[0] == found[1]
+
+
+class Cooling(FedAvg):
+    """A user's method that says that its clients are alike, and looks at the round."""
+
+    alike = True  # type: ignore[assignment]
+
+    def forward(self, weights: Any, cut: Any, batch: Batch, task: Any, model: ElasticModel) -> Any:
+        return model.forward(weights, cut, batch, mode="train") / (1 + task.round)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_hooks_of_users_are_called_in_every_step() -> None:
+    method = Cooling(local=LocalTraining(lr=0.3, batch_size=4))
+    (model, data), (other, _) = model_and_data("mlp"), model_and_data("mlp")
+    assert content(trained(method, model, data)) == content(without_tapes(method, other, data))
+    assert not tapes_of(model)
+
+
 # What a tape cannot be made of
 
 

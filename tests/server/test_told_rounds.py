@@ -10,10 +10,11 @@ import pytest
 
 from fedtailor.engines.in_process import InProcess
 from fedtailor.engines.settings import EngineSettings
-from fedtailor.errors import QuorumError
+from fedtailor.errors import FedtailorError, QuorumError
 from fedtailor.messages import ServerState, Task
 from fedtailor.methods.registry import get_method
 from fedtailor.record import RoundRecord
+from fedtailor.server.faults import Timely
 from fedtailor.server.loop import run_rounds
 from fedtailor.server.setup import RoundSettings, Setup
 from fedtailor.storage.checkpoint import Checkpoint, encode_checkpoint
@@ -149,3 +150,39 @@ def test_signed_logs_are_told_at_once() -> None:
     """Their records hold what the next round changes."""
     assert setup().tells_later
     assert not replace(setup(), audited=True).tells_later
+
+
+class Broken(Handing):
+    """An engine that finds out that its workers are gone when it is asked about them."""
+
+    def __init__(self) -> None:
+        self.events, self.inner, self.failing = [], InProcess(METHOD, MODEL, DATA), -1
+
+    @property
+    def hands_out(self) -> bool:  # type: ignore[override]
+        raise FedtailorError("no worker could be started")
+
+
+def test_an_engine_that_breaks_between_rounds_does_not_cost_the_one_before() -> None:
+    engine = Broken()
+    with pytest.raises(FedtailorError, match="no worker"):
+        told_by(engine, setup())
+    assert engine.events == ["given 1", "trained 1", "told 1"]
+
+
+def test_the_time_to_tell_is_no_clients_time() -> None:
+    now = [0.0]
+
+    def slow(_record: RoundRecord, _at: Checkpoint) -> None:
+        now[0] += 10.0
+
+    end = run_rounds(setup(), Timely(Handing(), 1.0, lambda: now[0]), slow)
+    assert end.state.round == SETTINGS.rounds
+
+
+class Own(type(METHOD)):  # type: ignore[misc]
+    """A method of the user's own."""
+
+
+def test_methods_of_users_may_change_their_state_when_a_round_begins() -> None:
+    assert not setup_of(Own(), MODEL, DATA, "uniform-2", SETTINGS).tells_later

@@ -137,11 +137,12 @@ class LocalSteps:
 
     def _loss_of_all(self, batch: Batch) -> Tensor:
         """Of a step of all that is held."""
-        self._begin()
         return self._loss_of(batch, [self.cut], [self.own])
 
     def _recorded(self, step: Step, batch: Batch) -> Tape | None:
-        return recorded(step, batch, self.optimiser.values, list(self.own.values()))
+        self._begin()
+        constants = list(self.model.constants.values())
+        return recorded(step, batch, self.optimiser.values, list(self.own.values()), constants)
 
     def _gradients_of(
         self, part: Batch, share: float, cuts: list[Cut], leaves: list[Weights], step: int

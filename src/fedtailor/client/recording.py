@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtailor.client.tape import Operation, Step, Tape
-from fedtailor.data.batches import Batch, map_tensors
+from fedtailor.data.batches import Batch, map_tensors, values_of
 from fedtailor.seeds import Seeds
 
 # Of results that are kept for a client: beyond, a step is long enough by itself; and for all who take it together
@@ -69,52 +69,81 @@ class _Recorder(TorchDispatchMode):
 
 
 def recorded(
-    step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor], clients: int = 1
+    step: Step,
+    batch: Batch,
+    leaves: Sequence[Tensor],
+    held: Sequence[Tensor],
+    constants: Sequence[Tensor] = (),
+    clients: int = 1,
 ) -> Tape | None:
     """The tape of a step, of so many clients, on leaves that stay where they are; None where there can be none.
 
-    ``held`` are all tensors that a step may change, the leaves among them. None of them is changed when this returns,
-    nor is PyTorch's generator.
+    ``held`` are all tensors that a step may change, the leaves among them; ``constants`` what else there is and it
+    should not. None of them is changed when this returns, nor the batch, nor PyTorch's generator.
     """
-    before = [value.detach().clone() for value in held]
+    kept = [*held, *constants]
+    before = [value.detach().clone() for value in kept]
     try:
         with Seeds(0).scope("recording"):
-            return _recorded(step, batch, leaves, held, before, min(MOST_BYTES * clients, MOST_IN_ALL))
+            truth = _truth(step, map_tensors(batch, torch.clone), leaves, held)
+            _put_back(kept, before)
+            most = min(MOST_BYTES * clients, MOST_IN_ALL)
+            tape = _tape_of(step, map_tensors(batch, torch.clone), leaves, held, most)
+            _put_back(kept, before)
+            tape.run(batch)
+            return tape if _same(truth, [tape.loss, *tape.gradients, *held]) else None
     except (Unrecordable, RuntimeError, TypeError):  # also what a recorder cannot follow
         return None
     finally:
         for leaf in leaves:
             leaf.grad = None
-        _put_back(held, before)
+        _put_back(kept, before)
 
 
-def _recorded(
-    step: Step,
-    batch: Batch,
-    leaves: Sequence[Tensor],
-    held: Sequence[Tensor],
-    before: Sequence[Tensor],
-    most_bytes: int,
-) -> Tape | None:
+def _truth(step: Step, batch: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor]) -> list[Tensor]:
+    """What a step leaves that nobody records."""
     loss = step(batch)
     loss.backward()
-    gradients = [_taken(leaf) for leaf in leaves]
-    truth = [loss.detach(), *gradients, *(value.detach().clone() for value in held)]
-    _put_back(held, before)
-    tape = _tape_of(step, map_tensors(batch, torch.clone), leaves, most_bytes)
-    _put_back(held, before)
-    tape.run(batch)
-    return tape if _same(truth, [tape.loss, *tape.gradients, *held]) else None
+    return [loss.detach(), *map(_taken, leaves), *(value.detach().clone() for value in held)]
 
 
-def _tape_of(step: Step, inputs: Batch, leaves: Sequence[Tensor], most_bytes: int) -> Tape:
+def _tape_of(
+    step: Step, inputs: Batch, leaves: Sequence[Tensor], held: Sequence[Tensor], most_bytes: int
+) -> Tape:
     recorder = _Recorder(most_bytes)
     with recorder:
         loss = step(inputs)
-        gradients = torch.autograd.grad(
-            loss, leaves
-        )  # and not backward, which copies what it does not own alone
-    return Tape(tuple(_operations(recorder.calls)), inputs, loss.detach(), list(gradients))
+        # And not backward, which copies what it does not own alone
+        gradients = list(torch.autograd.grad(loss, leaves))
+    calls = recorder.calls
+    _check_writes(calls, held)
+    operations = list(_operations(calls))
+    lasting = {_memory(value) for call in calls if _makes(call) for value in _results(call)}
+    lasting |= {_memory(value) for value in (*held, *values_of(inputs))}
+    for place, own in enumerate(each_its_own(gradients, lasting)):
+        if own is not gradients[place]:
+            operations.append(partial(own.copy_, gradients[place]))
+            gradients[place] = own
+    return Tape(tuple(operations), inputs, loss.detach(), gradients)
+
+
+def each_its_own(tensors: Sequence[Tensor], taken: Collection[int] = ()) -> Iterator[Tensor]:
+    """The tensors, those as copies whose memory is an earlier one's, or ``taken``: each may be changed in place."""
+    known = set(taken)
+    for tensor in tensors:
+        yield tensor.clone() if _memory(tensor) in known else tensor
+        known.add(_memory(tensor))
+
+
+def _check_writes(calls: Sequence[Call], held: Sequence[Tensor]) -> None:
+    """Refuse a step that writes to what no operation makes anew, and nobody puts back: it would add up."""
+    allowed = {_memory(value) for value in held}
+    for call in calls:
+        if not call.operation._schema.is_mutable and ("empty" in _name(call) or not _makes(call)):
+            allowed |= {_memory(value) for value in _results(call) if not _shares(value, call.args)}
+        for value in _written(call):
+            if _memory(value) not in allowed:
+                raise Unrecordable(f"{call.operation} writes to what lasts")
 
 
 def _taken(leaf: Tensor) -> Tensor:
@@ -142,21 +171,24 @@ def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 @torch.no_grad()
 def _operations(calls: Sequence[Call]) -> Iterator[Operation]:
     """What is left to run of what was recorded; each is run once, to find out whether it can be."""
-    written = {
-        _memory(value) for call in calls if call.operation._schema.is_mutable for value in _written(call)
-    }
     for call in calls:
-        if not call.operation._schema.is_mutable:
-            name = call.operation._schema.name.removeprefix("aten::")
-            made = name in MAKERS
-            results = [value for value in call.results if value is not None and value.numel()]
-            if made and ("empty" in name or not any(_memory(value) in written for value in results)):
-                continue  # as it was
-            if made:
-                raise Unrecordable(f"{call.operation} makes what others write to")
-            if all(_shares(value, call.args) for value in results):
-                continue  # a view
-        yield next(_working(call))
+        results = _results(call)
+        view = all(_shares(value, call.args) for value in results)
+        if call.operation._schema.is_mutable or not (_makes(call) or view):
+            yield next(_working(call))
+
+
+def _name(call: Call) -> str:
+    return str(call.operation._schema.name).removeprefix("aten::")
+
+
+def _makes(call: Call) -> bool:
+    """Whether it only makes a tensor, which stays as it is: those who write to it are refused, unless it is empty."""
+    return _name(call) in MAKERS
+
+
+def _results(call: Call) -> list[Tensor]:
+    return [value for value in call.results if value is not None and value.numel()]
 
 
 def _working(call: Call) -> Iterator[Operation]:
@@ -178,13 +210,15 @@ def _ways(call: Call) -> Iterator[Operation]:
     if operation._schema.is_mutable:
         yield partial(operation, *args, **kwargs)
         return
-    name = operation._schema.name.removeprefix("aten::")
+    name = _name(call)
     if name == "relu":  # PyTorch has none that writes where it is told; this is what it calls
         yield partial(torch.clamp_min, *args, 0, out=results[0])
     function = getattr(torch._C._VariableFunctions, name, None)
     if function is not None and len(results) == 1:
         yield partial(function, *args, **kwargs, out=results[0])
-    for other, places in _writing(operation) if None not in results else ():
+    # Losses that reduce have ways that use the place for what is not reduced, and warn of it every time
+    direct = None not in results and not any(each.name == "reduction" for each in operation._schema.arguments)
+    for other, places in _writing(operation) if direct else ():
         if len(places) == len(results):
             yield partial(other, *args, **kwargs, **dict(zip(places, results, strict=True)))
     yield partial(_copied, operation, args, kwargs, results)
@@ -210,9 +244,10 @@ def _copied(operation: Any, args: Any, kwargs: Any, results: Sequence[Tensor | N
 
 
 def _written(call: Call) -> Iterator[Tensor]:
-    """What a call writes to."""
+    """What a call writes to; of batch norms running statistics, of which some do not tell."""
     for place, argument in enumerate(call.operation._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        says = argument.alias_info is not None and argument.alias_info.is_write
+        if says or ("batch_norm" in _name(call) and argument.name in ("running_mean", "running_var")):
             value = call.args[place] if place < len(call.args) else call.kwargs.get(argument.name)
             yield from value if isinstance(value, list) else [value] if isinstance(value, Tensor) else []
 

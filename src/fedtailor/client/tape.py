@@ -22,7 +22,7 @@ Step = Callable[[Batch], Tensor]  # the loss, which knows what it came from
 Recording = Callable[[Step, Batch], "Tape | None"]
 
 LEAST_STEPS = 64  # that were taken before one is recorded, which takes as long as about fifty
-MOST_TAPES = 8  # of a piece; clients with other numbers of examples have other last batches
+MOST_TAPES = 4  # of a piece; clients with other numbers of examples have other last batches
 
 
 @dataclass(frozen=True)
@@ -76,5 +76,6 @@ class Tapes:
         return tape
 
 
-def _form(batch: Batch) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(column.shape, column.dtype) for column in values_of(batch)]
+def _form(batch: Batch) -> tuple[list[str], list[tuple[torch.Size, torch.dtype]]]:
+    names = list(batch) if isinstance(batch, dict) else []
+    return names, [(column.shape, column.dtype) for column in values_of(batch)]

@@ -20,10 +20,10 @@ from torch.optim.sgd import sgd
 
 from fedtailor.client.local_steps import Diverged, Training, needs_pairs
 from fedtailor.client.local_training import LocalTraining
-from fedtailor.client.recording import recorded
+from fedtailor.client.recording import each_its_own, recorded
 from fedtailor.client.stepping import decay_groups
 from fedtailor.client.tape import Step, Tape, Tapes
-from fedtailor.client.training import Left, augmenting, is_repeatable_model, runs
+from fedtailor.client.training import Left, augmenting, is_repeatable_model, piece_of, runs, steps_alike
 from fedtailor.data.batches import Batch, Examples, map_tensors, values_of
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
@@ -44,6 +44,8 @@ class Together(Training, Protocol):
     @property
     def alike(self) -> bool: ...
 
+
+MOST_OF_A_FLOCK = 2**25  # bytes of weights, to be kept for the next one
 
 Trained = tuple[Patch, dict[str, float]]
 Steps = tuple[int, float]  # examples of a batch, and the rate: what clients that step together share
@@ -73,12 +75,13 @@ def train_together(
 def kept(method: Training, tasks: Sequence[Task], model: ElasticModel) -> Iterator[_Flock]:
     """A flock for these tasks: the tensors and tapes of the last one of its size and piece, if there was one."""
     known: Left[_Flock] = model.once("flocks", Left)
-    place = tasks[0].patch.cut, tuple(tasks[0].patch.values), len(tasks)
+    place = piece_of(tasks[0]), len(tasks)
     flock = known.taken(place)
     if flock is None or not flock.again(method, tasks):
         flock = _Flock(method, tasks, model)
     yield flock
-    known.leave(place, flock)
+    if steps_alike(method) and tasks[0].patch.nbytes * len(tasks) <= MOST_OF_A_FLOCK:
+        known.leave(place, flock)
 
 
 def _side_by_side(
@@ -111,7 +114,7 @@ class _Table:
         """Their batches of one size, (clients, examples, ...); gathered at a place, where that can be done."""
         if self.as_one:  # one gathering for all of them
             all_rows = torch.cat(list(those.values()))
-            flat = None if place is None else map_tensors(place, lambda column: column.flatten(0, 1))
+            flat = None if place is None else map_tensors(place, lambda each: each.view(-1, *each.shape[2:]))
             if flat is not None and place is not None and self.data[0].fits(flat):
                 self.data[0].at(all_rows, place=flat)
                 return place
@@ -136,7 +139,7 @@ class _Flock:
         self._begin(tasks)
         size, on_cpu = len(tasks), all(value.device.type == "cpu" for value in self.start.values())
         stacked = {n: value.expand(size, *value.shape) for n, value in self.start.items()}
-        orders = model.once(("order of gradients", self.cut), self._orders)
+        orders = model.once(("order of gradients", piece_of(tasks[0])), self._orders)
         # Weights lie as their gradients come: a step moves memory of one order by memory of the same
         self.held = {n: _ordered(value, orders.get(n)).requires_grad_() for n, value in stacked.items()}
         moving = self.local.momentum > 0
@@ -145,7 +148,8 @@ class _Flock:
         self.everyone = list(range(size))
         self.losses = torch.empty(0)  # of the step that was taken last
         self.losses_of: dict[int, Tensor] = {}  # where tapes leave theirs, by the tape
-        self.tapes = Tapes(self._recorded if on_cpu and is_repeatable_model(model) else lambda *_: None, size)
+        taped = on_cpu and steps_alike(method) and is_repeatable_model(model)
+        self.tapes = Tapes(self._recorded if taped else lambda *_: None, size)
 
     def _begin(self, tasks: Sequence[Task]) -> None:
         patch, size = tasks[0].patch, len(tasks)
@@ -206,7 +210,8 @@ class _Flock:
     def _gradients(self, held: Weights, batch: Batch) -> Weights:
         leaves = {n: value.detach().requires_grad_() for n, value in held.items()}
         found = torch.autograd.grad(self._sum(leaves, batch), list(leaves.values()), allow_unused=True)
-        return {n: value for n, value in zip(leaves, found, strict=True) if value is not None}
+        gradients = {n: value for n, value in zip(leaves, found, strict=True) if value is not None}
+        return dict(zip(gradients, each_its_own(list(gradients.values())), strict=True))
 
     def _sum(self, leaves: Weights, batch: Batch) -> Tensor:
         """Of the losses of all clients, whose gradient is each one's own."""
@@ -219,7 +224,8 @@ class _Flock:
 
     def _recorded(self, step: Step, batch: Batch) -> Tape | None:
         held = list(self.held.values())
-        tape = recorded(step, batch, held, held, len(self.tasks))
+        constants = list(self.model.constants.values())
+        tape = recorded(step, batch, held, held, constants, len(self.tasks))
         self.losses_of[id(tape)] = self.losses
         return tape
 

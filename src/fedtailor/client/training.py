@@ -27,6 +27,9 @@ Place = Callable[[int], Batch | None]  # where a batch of so many examples may b
 T = TypeVar("T")
 
 MOST_PIECES = 8  # of which steps are kept between clients
+MOST_KEPT = (
+    2**23
+)  # bytes of a piece that are: where networks are larger, what is saved is nothing beside a step
 
 
 def train(
@@ -58,7 +61,7 @@ def steps_of(method: Training, task: Task, model: ElasticModel) -> Iterator[Loca
         yield LocalSteps(method, task, model)
         return
     known: Left[LocalSteps] = model.once("steps", Left)
-    place = task.patch.cut, tuple(task.patch.values)
+    place = piece_of(task)
     steps = known.taken(place)
     if steps is None or not steps.again(method, task):
         steps = LocalSteps(method, task, model, stays=True, taped=is_repeatable_model(model))
@@ -86,6 +89,12 @@ class Left(Generic[T]):
             self.pieces.pop(next(iter(self.pieces)))
 
 
+def piece_of(task: Task) -> Hashable:
+    """What makes clients take the same steps: also what does not count among cuts, as factors may depend on it."""
+    cut = task.patch.cut
+    return cut, cut.tag, cut.width, cut.depth, tuple(task.patch.values)
+
+
 def is_repeatable_model(model: ElasticModel) -> bool:
     """Whether a step of the model that was recorded stands for others."""
     return model.once("repeatable", lambda: is_repeatable(model.module, model.objective.loss))
@@ -96,7 +105,14 @@ def come_again(method: Training, task: Task) -> bool:
     local, cut = method.local, task.patch.cut
     plain = local.accumulate == 1 and local.precision == "float32" and cut.mask is None
     on_cpu = all(value.device.type == "cpu" for value in task.patch.values.values())
-    return method.alike and plain and cut.width is not None and on_cpu
+    small = task.patch.nbytes <= MOST_KEPT
+    return plain and small and on_cpu and cut.width is not None and steps_alike(method)
+
+
+def steps_alike(method: Training) -> bool:
+    """Whether a client's step depends on nothing but its weights and its batch: a user's own hooks may look at more."""
+    hooks = (getattr(type(method), name) for name in ("forward", "loss", "step_cuts"))
+    return method.alike and all(hook.__globals__["__name__"].startswith("fedtailor.") for hook in hooks)
 
 
 def batches(
@@ -106,12 +122,13 @@ def batches(
 
     A remainder of one example is left out where ``skip_single`` is set: batch norm has no variance to divide by.
     """
-    augment, fits = augmenting(task, data), None
+    augment, fits = augmenting(task, data), dict[int, bool]()  # places, by the number of examples
     for rows in runs(local, task, data, skip_single=skip_single):
-        where = None if place is None else place(rows.shape[0])
-        if where is not None and fits is None:  # places differ in the number of examples alone
-            fits = data.fits(where)
-        yield data.at(rows, generator=augment, place=where if fits else None)
+        count = rows.shape[0]
+        where = None if place is None else place(count)
+        if where is not None and count not in fits:
+            fits[count] = data.fits(where)
+        yield data.at(rows, generator=augment, place=where if fits.get(count) else None)
 
 
 def runs(local: LocalTraining, task: Task, data: Examples, *, skip_single: bool) -> Iterator[Tensor]:

@@ -45,7 +45,7 @@ class Automatic:
     @property
     def hands_out(self) -> bool:
         """Whether the next round's clients are the workers' from the start."""
-        return self._pool is not None and self._pool.hands_out and self._pool_is_ready()
+        return self._pool is not None and self._pool_is_ready()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer | None]:
         """One result per task."""

@@ -59,7 +59,11 @@ class Timely:
                 if now > end:  # what has just come is late too
                     reason = "late"
                     break
-                if answer is not None and _is_awaited(answer, missing):
+                if answer is None:
+                    yield None
+                    end += self.clock() - now  # what the caller did meanwhile is no client's time
+                    continue
+                if _is_awaited(answer, missing):
                     del missing[answer.client]
                 yield answer
         finally:

@@ -97,10 +97,9 @@ def run_rounds(
         at = ended
         seconds = time.monotonic() - started
         ending = Ending(partial(_tell, setup, at, tries, evaluation, seconds, on_end))
-        if last or evaluation is not None or not _may_wait(setup, timely):
-            ending.tell()
-            if requests is not None:
-                requests.stop_if_asked(at)
+        waits = ending.waits_if(partial(_may_wait, setup, timely, last or evaluation is not None))
+        if not waits and requests is not None:
+            requests.stop_if_asked(at)
     ending.tell()
     return at
 
@@ -111,10 +110,10 @@ def check_budgets(setup: Setup) -> None:
         check_honoured(tier.budget, setup.method.honours, setup.method.name)
 
 
-def _may_wait(setup: Setup, engine: Timely) -> bool:
+def _may_wait(setup: Setup, engine: Timely, at_once: bool) -> bool:
     """Whether a round may be told of when the next one's clients are at work: they are so in no time, and not here."""
     workers = engine.engine
-    return setup.tells_later and isinstance(workers, HandingOut) and workers.hands_out
+    return not at_once and setup.tells_later and isinstance(workers, HandingOut) and workers.hands_out
 
 
 def _tell(
@@ -134,6 +133,16 @@ class Ending:
     until it is written down."""
 
     say: Callable[[], None] | None = None
+
+    def waits_if(self, may: Callable[[], bool]) -> bool:
+        """Say it now, unless it may wait; also if asking that fails."""
+        waits = False
+        try:
+            waits = may()
+        finally:
+            if not waits:
+                self.tell()
+        return waits
 
     def tell(self) -> None:
         """Say it, if it was not said yet."""

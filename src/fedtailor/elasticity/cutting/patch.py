@@ -74,6 +74,7 @@ class Patch:
         """
         tensors = list(values.values())
         row = _flatten_dense_tensors(tensors)
+        row = row.clone() if len(tensors) == 1 else row  # of one alone that is a view
         patch = cls(dict(zip(values, _unflatten_dense_tensors(row, tensors), strict=True)), cut)
         vars(patch).update(row=row)
         return patch

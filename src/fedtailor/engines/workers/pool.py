@@ -160,6 +160,8 @@ class WorkerPool:
                 if not heard:
                     yield None
                 for worker in heard or self._workers.copy():
+                    if worker not in self._workers:  # it hung up while another was given something
+                        continue
                     job = worker.job
                     result = self._listen(worker) if heard else self._look_after(worker)
                     self._hand_over(pile)  # before the caller looks at the answer: nobody waits for that
