@@ -9,7 +9,7 @@ themselves or rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.optim.sgd import sgd
 
+from fedtailor.client.gathering import Table, stacked
 from fedtailor.client.local_steps import Diverged, Training, needs_pairs
 from fedtailor.client.local_training import LocalTraining
 from fedtailor.client.recording import each_its_own, recorded
 from fedtailor.client.stepping import decay_groups
 from fedtailor.client.tape import Step, Tape, Tapes
-from fedtailor.client.training import Left, augmenting, is_repeatable_model, piece_of, runs, steps_alike
-from fedtailor.data.batches import Batch, Examples, map_tensors, values_of
+from fedtailor.client.training import Left, is_repeatable_model, piece_of, runs, steps_alike
+from fedtailor.data.batches import Batch, Examples
 from fedtailor.elasticity.costing.budget import Budget
 from fedtailor.elasticity.cutting.cut import Cut
 from fedtailor.elasticity.cutting.patch import Patch
@@ -61,7 +62,7 @@ def train_together(
         for number, (task, own) in enumerate(zip(tasks, data, strict=True))
     }
     with kept(method, tasks, model) as flock:
-        table, step = _Table(tasks, data), 0
+        table, step = Table(tasks, data), 0
         with phase("steps"):
             while waiting:
                 for (examples, rate), those in _side_by_side(flock, waiting, step).items():
@@ -102,35 +103,6 @@ def _side_by_side(
     return found
 
 
-class _Table:
-    """The examples of all clients of a flock."""
-
-    def __init__(self, tasks: Sequence[Task], data: Sequence[Examples]) -> None:
-        self.data = data
-        self.as_one = all(own.lies_with(data[0]) for own in data)
-        self.augment = [augmenting(task, own) for task, own in zip(tasks, data, strict=True)]
-
-    def batch(self, those: Mapping[int, Tensor], place: Batch | None = None) -> Batch:
-        """Their batches of one size, (clients, examples, ...); gathered at a place, where that can be done."""
-        if self.as_one:  # one gathering for all of them
-            all_rows = torch.cat(list(those.values()))
-            flat = None if place is None else map_tensors(place, lambda each: each.view(-1, *each.shape[2:]))
-            if flat is not None and place is not None and self.data[0].fits(flat):
-                self.data[0].at(all_rows, place=flat)
-                return place
-            return map_tensors(
-                self.data[0].at(all_rows), lambda column: column.unflatten(0, (len(those), -1))
-            )
-        return _stacked([self.data[n].at(rows, generator=self.augment[n]) for n, rows in those.items()])
-
-
-def _stacked(parts: Sequence[Batch]) -> Batch:
-    """Batches of one size, (clients, examples, ...)."""
-    stacked = [torch.stack(column) for column in zip(*map(values_of, parts), strict=True)]
-    first = parts[0]
-    return dict(zip(first, stacked, strict=True)) if isinstance(first, dict) else tuple(stacked)
-
-
 class _Flock:
     """What all clients hold, stacked, and moved by one step after the other."""
 
@@ -138,10 +110,10 @@ class _Flock:
         self.method, self.model, self.local = method, model, method.local
         self._begin(tasks)
         size, on_cpu = len(tasks), all(value.device.type == "cpu" for value in self.start.values())
-        stacked = {n: value.expand(size, *value.shape) for n, value in self.start.items()}
+        wide = {n: value.expand(size, *value.shape) for n, value in self.start.items()}
         orders = model.once(("order of gradients", piece_of(tasks[0])), self._orders)
         # Weights lie as their gradients come: a step moves memory of one order by memory of the same
-        self.held = {n: _ordered(value, orders.get(n)).requires_grad_() for n, value in stacked.items()}
+        self.held = {n: _ordered(value, orders.get(n)).requires_grad_() for n, value in wide.items()}
         moving = self.local.momentum > 0
         self.momenta = {n: torch.zeros_like(value) for n, value in self.held.items()} if moving else {}
         self.groups = decay_groups(self.local, self.start)
@@ -232,7 +204,7 @@ class _Flock:
     def _orders(self) -> dict[str, list[int]]:
         """The axes of gradients, the one with the longest stride first: they follow from the network, not from data."""
         two = {n: value.expand(2, *value.shape) for n, value in self.start.items()}
-        gradients = self._gradients(two, _stacked([self.model.example] * 2))
+        gradients = self._gradients(two, stacked([self.model.example] * 2))
         return {
             n: sorted(range(each.dim()), key=lambda axis: -each.stride()[axis])
             for n, each in gradients.items()
@@ -351,4 +323,4 @@ def _try_two(method: Together, model: ElasticModel) -> None:
     cut = Cut.everything()
     patch = Patch(dict(model.weights()), cut)
     task = Task(Client(0, "", Budget(), 1), 0, patch, Lease(frozenset(patch.values), cut), Seeds(0))
-    _Flock(method, [task, task], model).take(0, [0, 1], _stacked([model.example] * 2), rate=0.0)
+    _Flock(method, [task, task], model).take(0, [0, 1], stacked([model.example] * 2), rate=0.0)
