@@ -216,8 +216,9 @@ def _ways(call: Call) -> Iterator[Operation]:
     function = getattr(torch._C._VariableFunctions, name, None)
     if function is not None and len(results) == 1:
         yield partial(function, *args, **kwargs, out=results[0])
-    # Losses that reduce have ways that use the place for what is not reduced, and warn of it every time
-    direct = None not in results and not any(each.name == "reduction" for each in operation._schema.arguments)
+    # Losses that reduce use the place for what is not reduced yet, and warn of it every time; this one does not
+    reduces = any(each.name == "reduction" for each in operation._schema.arguments)
+    direct = None not in results and (not reduces or name.startswith("nll_loss"))
     for other, places in _writing(operation) if direct else ():
         if len(places) == len(results):
             yield partial(other, *args, **kwargs, **dict(zip(places, results, strict=True)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
@@ -104,15 +105,21 @@ def come_again(method: Training, task: Task) -> bool:
     """Whether other clients are likely to take the same steps on other examples, in this process."""
     local, cut = method.local, task.patch.cut
     plain = local.accumulate == 1 and local.precision == "float32" and cut.mask is None
-    on_cpu = all(value.device.type == "cpu" for value in task.patch.values.values())
-    small = task.patch.nbytes <= MOST_KEPT
-    return plain and small and on_cpu and cut.width is not None and steps_alike(method)
+    if not plain or cut.width is None or not steps_alike(method):
+        return False
+    values = task.patch.values.values()
+    return task.patch.nbytes <= MOST_KEPT and {value.device.type for value in values} == {"cpu"}
 
 
 def steps_alike(method: Training) -> bool:
     """Whether a client's step depends on nothing but its weights and its batch: a user's own hooks may look at more."""
-    hooks = (getattr(type(method), name) for name in ("forward", "loss", "step_cuts"))
-    return method.alike and all(hook.__globals__["__name__"].startswith("fedtailor.") for hook in hooks)
+    return method.alike and _has_known_hooks(type(method))
+
+
+@cache
+def _has_known_hooks(kind: type[Training]) -> bool:
+    hooks = (getattr(kind, name) for name in ("forward", "loss", "step_cuts"))
+    return all(hook.__globals__["__name__"].startswith("fedtailor.") for hook in hooks)
 
 
 def batches(
