@@ -12,6 +12,12 @@ from fedtailor.messages import Client, Lease, Task, Update, marked
 from fedtailor.seeds import Seeds
 
 
+def test_a_client_in_another_slot_is_the_same_in_all_else() -> None:
+    device = Client(1, "tier", Budget(width=0.5), 2, 3)
+    assert device.in_slot(4) == replace(device, slot=4)
+    assert len(fields(Client)) == 5  # one more has to be handed on
+
+
 def test_a_lease_with_another_mark_is_the_same_in_all_else() -> None:
     lease = Lease(frozenset({"a"}), Cut.everything(), frozenset({"group"}), 7, 8, "old")
     assert all(getattr(lease, each.name) != each.default for each in fields(Lease))

@@ -37,6 +37,10 @@ class Client:
     num_examples: int
     slot: int = 0  # position in this round's cohort
 
+    def in_slot(self, slot: int) -> Client:
+        """The same in another place of the cohort; without ``replace``, as with ``Lease.with_nonce``."""
+        return Client(self.id, self.tier, self.budget, self.num_examples, slot)
+
 
 @dataclass(frozen=True)
 class Lease:

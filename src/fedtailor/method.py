@@ -133,8 +133,11 @@ class Method:
         return Workload(local.batch_size, local.optimiser_slots, local.accumulate)
 
     def select(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Cut:
-        """Which coordinates this client holds in this round."""
-        return self.cut_for(state, client.budget, model)
+        """Which coordinates this client holds in this round: here what its budget says, the same for equal ones."""
+        budget = (
+            client.budget
+        )  # tiers share one object; it is kept beside the cut, so that its id stays its own
+        return state.once(self, ("cut", id(budget)), lambda: (budget, self.cut_for(state, budget, model)))[1]
 
     def assign(self, state: ServerState, client: Client, model: ElasticModel, seeds: Seeds) -> Task:
         """What the client is sent, and what it must send back."""

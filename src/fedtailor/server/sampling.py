@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -45,7 +44,7 @@ def sample(
 
 def _in_order(chosen: Sequence[Client]) -> list[Client]:
     ordered = sorted(chosen, key=lambda client: client.id)
-    return [replace(client, slot=slot) for slot, client in enumerate(ordered)]
+    return [client.in_slot(slot) for slot, client in enumerate(ordered)]
 
 
 def _drawn(
