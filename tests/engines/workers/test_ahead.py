@@ -50,6 +50,10 @@ def pool(shared, method, monkeypatch) -> WorkerPool:
         shared.start()
         assert shared.ready in (True, False)  # asking listens to them
         time.sleep(0.01)
+    for worker in shared._workers:
+        while worker.busy:  # with a job that was withdrawn too late, to whose answer nobody has listened yet
+            assert worker.receive() is None
+            time.sleep(0.001)
     return shared
 
 
