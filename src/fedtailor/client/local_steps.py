@@ -57,8 +57,8 @@ class LocalSteps:
         self, method: Training, task: Task, model: ElasticModel, *, stays: bool = False, taped: bool = False
     ) -> None:
         """``stays``: other clients will take it over, with ``again``; ``taped``: their steps may be run from tapes."""
-        self.method, self.task, self.model, self.stays = method, task, model, stays
-        self.cut = task.patch.cut
+        self.method, self.model, self.stays = method, model, stays
+        self._set_out(task)
         self.layouts = model.once("layouts", lambda: Layouts(model))
         self.layout = self.layouts.at(self.cut)
         # What belongs to a tensor of the model (``conv1.weight@basis``) is trained where that tensor is.
@@ -74,8 +74,6 @@ class LocalSteps:
         self.copies: dict[Cut, Copies] = {}  # of cuts that steps come back to
         self.places = Places(self.weights)
         self.optimiser = HeldWeights(method, self.held, self.places)
-        self.steps = max(1, method.local.steps_for(task.client.num_examples))
-        self.rate = method.local.rate(task.round) if method.local.same_in_round else None
         self.device = next((value.device for value in self.held.values()), torch.device("cpu"))
         self.mixed = method.local.precision != "float32"
         self.least = 2 if method.local.accumulate > 1 and needs_pairs(model) else 1  # examples of a part
@@ -88,14 +86,19 @@ class LocalSteps:
         new = task.patch.values
         if method is not self.method or any(new[n].shape != value.shape for n, value in self.held.items()):
             return False
-        self.task, self.cut = task, task.patch.cut
+        self._set_out(task)
         with torch.no_grad():
             torch._foreach_copy_(list(self.held.values()), [new[n] for n in self.held])
         if not self.optimiser.still:  # momentum and moments start afresh
             self.optimiser = HeldWeights(method, self.held, self.places)
-        self.steps = max(1, method.local.steps_for(task.client.num_examples))
-        self.rate = method.local.rate(task.round) if method.local.same_in_round else None
         return True
+
+    def _set_out(self, task: Task) -> None:
+        """What follows from a client's task alone."""
+        local = self.method.local
+        self.task, self.cut = task, task.patch.cut
+        self.steps = max(1, local.steps_for(task.client.num_examples))
+        self.rate = local.rate(task.round) if local.same_in_round else None
 
     def place(self, examples: int) -> Batch | None:
         """Where a batch of so many examples is wanted, if anywhere."""

@@ -42,8 +42,6 @@ class Together(Training, Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def alike(self) -> bool: ...
 
 
 MOST_OF_A_FLOCK = 2**25  # bytes of weights, to be kept for the next one

@@ -28,9 +28,7 @@ Place = Callable[[int], Batch | None]  # where a batch of so many examples may b
 T = TypeVar("T")
 
 MOST_PIECES = 8  # of which steps are kept between clients
-MOST_KEPT = (
-    2**23
-)  # bytes of a piece that are: where networks are larger, what is saved is nothing beside a step
+MOST_KEPT = 2**23  # bytes of a piece that are: beyond, what it saves is nothing beside a step
 
 
 def train(
